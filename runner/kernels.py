@@ -112,15 +112,16 @@ def load(path: Path = CATALOGUE) -> Catalogue:
 
 def matcher(catalogue: Catalogue) -> Callable[[str], Kernel | None]:
     """Make the function from a kernel's name to its Kernel. Raises UserError naming a row whose pattern is broken."""
-    rows = catalogue.rows
-    find = _any_row(rows).match
+    any_row = _any_row(catalogue.rows).match
 
     def match(name: str) -> Kernel | None:
         function = qualified(name)
-        found = find(function)
-        if found is None or found.lastgroup is None:
+        if any_row(function) is None:
             return None
-        return _kernel(rows[int(found.lastgroup[3:])], function, catalogue)
+        for row in catalogue.rows:
+            if found := _one_row(row.name, row.pattern).match(function):
+                return _kernel(row, found.groupdict(), catalogue)
+        return None
 
     return match
 
@@ -140,33 +141,33 @@ def _matcher() -> Callable[[str], Kernel | None]:
     return matcher(load())
 
 
-# A row's pattern may follow any namespaces; the outermost are tried first, so a row that names its namespace
-# wins over one that names only the kernel.
 _BEFORE, _AFTER = r"(?:\w+::)*?(?:", r")(?!\w)"
 
 
 def _any_row(rows: list[Row]) -> re.Pattern[str]:
-    """Join all patterns in one, so that a name that no row knows costs one match; `lastgroup` is then row<index>."""
-    parts = (f"(?P<row{index}>{re.sub(r'[(][?]P<[^>]*>', '(?:', row.pattern)})" for index, row in enumerate(rows))
+    """Join all patterns in one: most kernels are compute, and each costs one match of about a microsecond.
+
+    Without groups, because `re` skips an alternative by its first letter only where no group begins.
+    """
+    named_group = re.compile(r"[(][?]P<[^>]*>")
     try:
-        return re.compile(_BEFORE + "|".join(parts) + _AFTER)
+        return re.compile(_BEFORE + "|".join(named_group.sub("(?:", row.pattern) for row in rows) + _AFTER)
     except re.error as error:
         for row in rows:
-            _one_row(row.pattern, row.name)
+            _one_row(row.name, row.pattern)
         raise UserError(f"{CATALOGUE.name}: the rows' patterns do not go together: {error}") from error
 
 
 @cache
-def _one_row(pattern: str, row: str) -> re.Pattern[str]:
+def _one_row(name: str, pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(_BEFORE + pattern + _AFTER)
     except re.error as error:
-        raise UserError(f"{CATALOGUE.name}: row {row}: the pattern is no regular expression: {error}") from error
+        raise UserError(f"{CATALOGUE.name}: row {name}: the pattern is no regular expression: {error}") from error
 
 
-def _kernel(row: Row, function: str, catalogue: Catalogue) -> Kernel:
-    found = _one_row(row.pattern, row.name).match(function)
-    words: dict[str, str | None] = found.groupdict() if found else {}
+def _kernel(row: Row, words: dict[str, str | None], catalogue: Catalogue) -> Kernel:
+    """Make what `row` says, with the words that its pattern captured."""
     algorithm = words.get("algorithm") or row.algorithm
     multicast = row.multicast
     if isinstance(multicast, str):
@@ -183,13 +184,16 @@ def _kernel(row: Row, function: str, catalogue: Catalogue) -> Kernel:
     )
 
 
+_LENGTH = re.compile(r"L?(\d+)")
+
+
 def _demangled(name: str) -> str:
     """Demangle the qualified name only (Itanium C++ ABI, <nested-name>): enough to tell whose kernel it is."""
     start = re.search(r"_ZN?K?L?(?=\d)", name)
     if start is None:
         return name
     parts, at = [], start.end()
-    while length := re.compile(r"L?(\d+)").match(name, at):
+    while length := _LENGTH.match(name, at):
         at = length.end() + int(length[1])
         parts.append(name[length.end() : at])
     named = "::".join(part for part in parts if not part.startswith(("_GLOBAL__N", "_INTERNAL_")))
