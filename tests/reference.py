@@ -14,68 +14,27 @@ import math
 import re
 from pathlib import Path
 
-# Host rows that may enclose a launch. Old traces spell the first category "Operator".
-CPU_OPS = ("cpu_op", "Operator")
+from tests.reference_names import (
+    COPY_ENGINE_KINDS,
+    CPU_OPS,
+    about_call,
+    is_backward_frame,
+    is_barrier,
+    is_call,
+    is_collective_call,
+    is_symmetric,
+    joins,
+    kind_of,
+    kind_of_word,
+    mechanism_of,
+    named_dtype,
+    number,
+    phase_of_autograd,
+    phases_named,
+    tensors,
+)
+
 LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime", "Runtime")
-
-# torch's c10::ScalarType names as a trace spells them (c10/core/ScalarType.h) → torch's dtype names and bytes.
-DTYPES = {
-    "byte": ("uint8", 1),
-    "char": ("int8", 1),
-    "short": ("int16", 2),
-    "int": ("int32", 4),
-    "long": ("int64", 8),
-    "half": ("float16", 2),
-    "float": ("float32", 4),
-    "double": ("float64", 8),
-    "complexhalf": ("complex32", 4),
-    "complexfloat": ("complex64", 8),
-    "complexdouble": ("complex128", 16),
-    "bool": ("bool", 1),
-    "bfloat16": ("bfloat16", 2),
-    "float8_e5m2": ("float8_e5m2", 1),
-    "float8_e4m3fn": ("float8_e4m3fn", 1),
-    "float8_e5m2fnuz": ("float8_e5m2fnuz", 1),
-    "float8_e4m3fnuz": ("float8_e4m3fnuz", 1),
-    "float8_e8m0fnu": ("float8_e8m0fnu", 1),
-    "uint16": ("uint16", 2),
-    "uint32": ("uint32", 4),
-    "uint64": ("uint64", 8),
-}
-
-# In this order: "reduce_scatter" and "all_reduce" hold "reduce", "all_gather" holds "gather".
-KINDS = (
-    ("reduce_scatter", r"reduce_?scatter"),
-    ("all_reduce", r"all_?reduce"),
-    ("all_gather", r"all_?gather"),
-    ("all_to_all", r"all_?to_?all"),
-    ("broadcast", r"broadcast"),
-    ("gather", r"gather"),
-    ("scatter", r"scatter"),
-    ("reduce", r"reduce"),
-    ("send_recv", r"\b(send|recv)"),
-)
-COPY_ENGINE_KINDS = ("all_gather", "all_to_all", "gather", "scatter")
-
-NCCL_SYMMETRIC = re.compile(
-    r"ncclSymk?DevKernel_(?:AllReduce|AllGather|ReduceScatter)_(\w+?)(?:_(?:sum|avg)_(?:f32|f16|bf16|f8e4m3|f8e5m2))?"
-    r"(?:_profile)?(?:\(|$)"
-)
-NCCL_GENERAL = re.compile(r"nccl(?:Dev)?Kernel(?:Debug)?_|mscclKernel_")
-NCCL_HOUSEKEEPING = re.compile(r"ncclDevKernelGinReset|diagP2p\w*Kernel|ncclProgressCounterCapture|oneRankReduce")
-SYNCHRONISATION = re.compile(r"barrier|signal|(?:^|[^a-z])sync_on_stream", re.IGNORECASE)
-TORCH_SYMM_MEM = re.compile(
-    r"(?:^|[^a-z_])(?:multimem_(?:one_shot_)?all_reduce|multimem_all_gather|(?:one|two)_shot_all_reduce)_kernel"
-    r"|nccl_extension::lsa_(?:put|get)|reduce_scatter_offset_kernel|all_gather_offset_\w+_kernel"
-)
-NVSHMEM = re.compile(
-    r"nvshmem_extension|exchangeSplitAndOffset|(?:alltoall|broadcast|fcollect|rdxn|reducescatter)_on_stream_kernel"
-)
-LIBRARY_SYMMETRIC = re.compile(r"userbuffers|(?:one|two)shotAllreduce(?:Fusion)?Kernel|twoshot_allreduce_kernel|deep_ep::internode")
-PEER_MAPPED = re.compile(
-    r"cross_device_reduce|allreduce_prototype_twoshot|allreduce_LL_\dnode|allreduce_fusion_kernel|(?:one|two)ShotAllReduceKernel"
-    r"|deep_ep::intranode"
-)
 
 
 def read(path):
@@ -147,20 +106,6 @@ def _is_amd(header, process):
     return hip or any(re.search(r"\bAMD\b|Instinct|Radeon|gfx\d", name) for name in devices)
 
 
-def _number(value):
-    """A whole number of the trace's arguments, else None (NaN, text, missing)."""
-    try:
-        return int(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-
-
-def _joins(value):
-    """A correlation or External id that can join two rows: a positive number, else None."""
-    number = _number(value)
-    return number if number is not None and number > 0 else None
-
-
 def _processes(rows):
     """The trace's host processes, each with its own GPU rows.
 
@@ -208,12 +153,12 @@ class _Process:
             self.thread_names.setdefault(row.get("tid"), []).append(str(row["args"].get("name", "")))
         elif row["cat"] in LAUNCHES:
             self.launches.append(row)
-            if _joins(row["args"].get("correlation")) is not None:
-                self.launch_of[_joins(row["args"]["correlation"])] = row
+            if joins(row["args"].get("correlation")) is not None:
+                self.launch_of[joins(row["args"]["correlation"])] = row
         else:
             self.threads.setdefault(row.get("tid"), []).append(row)
-            if row["cat"] in CPU_OPS and _joins(row["args"].get("External id")) is not None:
-                self.ops_of.setdefault(_joins(row["args"]["External id"]), []).append(row)
+            if row["cat"] in CPU_OPS and joins(row["args"].get("External id")) is not None:
+                self.ops_of.setdefault(joins(row["args"]["External id"]), []).append(row)
 
     def rows(self):
         return [row for thread in self.threads.values() for row in thread]
@@ -222,7 +167,7 @@ class _Process:
         """How well these GPU rows fit this process: matching launches, then nearness in the file."""
         matches, nearness = 0, 0
         for row in gpu_rows:
-            launch = self.launch_of.get(_joins(row["args"].get("correlation")))
+            launch = self.launch_of.get(joins(row["args"].get("correlation")))
             if launch is not None and launch["args"].get("External id") == row["args"].get("External id"):
                 matches += 1
                 distance = row["place"] - launch["place"]
@@ -235,12 +180,12 @@ class _Process:
         First by correlation; where that tells nothing, by the CPU op of the same External id, unless that id only
         repeats the correlation, as old traces write it.
         """
-        correlation = _joins(gpu_row["args"].get("correlation"))
+        correlation = joins(gpu_row["args"].get("correlation"))
         launch = self.launch_of.get(correlation)
         if launch is not None:
             graph = "GraphLaunch" in launch["name"]
             return {"time": launch["start"], "tid": launch.get("tid"), "graph": graph}
-        external = _joins(gpu_row["args"].get("External id"))
+        external = joins(gpu_row["args"].get("External id"))
         ops = self.ops_of.get(external, [])
         if external != correlation and len(ops) == 1:
             return {"time": ops[0]["start"], "tid": ops[0].get("tid"), "graph": False}
@@ -285,27 +230,28 @@ class _Process:
 
     def from_kernel(self, row, where, stack, innermost):
         """The Collective of a kernel row, or None where it is none (then a barrier is counted)."""
-        mechanism, algorithm, multicast = _mechanism(row["name"], innermost, self.amd)
+        # A replayed graph has one launch for all its kernels: what stands around it describes none of them.
+        graph = where is not None and where["graph"]
+        mechanism, algorithm, multicast = mechanism_of(row["name"], None if graph else innermost, self.amd)
         if mechanism is None:
             return None
-        graph = where is not None and where["graph"]
-        # A replayed graph has one launch for all its kernels: what stands around it describes none of them.
-        sources = [] if graph else [frame for frame in stack if _is_call(frame)]
+        sources = [] if graph else [frame for frame in stack if is_call(frame)]
         records = [frame["args"] for frame in sources if frame["name"] == "record_param_comms"]
-        if _is_barrier(row, sources):
+        if is_barrier(row, sources):
             self.barriers += 1
             return None
         facts = {**(records[-1] if records else {}), **row["args"]}
-        about = _about(facts)
+        about = about_call(facts)
         if about["group_size"] == 1:
             return None
         return {
             **about,
+            "dtype": about["dtype"] or named_dtype(row["name"]),
             "step": self.step(where),
             "phase": self.phase(where, stack),
-            "kind": _kind(row, sources),
+            "kind": kind_of(row, sources),
             "mechanism": mechanism,
-            "symmetric": _symmetric(mechanism),
+            "symmetric": is_symmetric(mechanism),
             "multicast": multicast,
             "algorithm": algorithm,
             "start": row["start"],
@@ -316,8 +262,8 @@ class _Process:
 
     def from_copies(self, record, where, stack, rows):
         """The copy engine's Collective of one call's memcpy rows: none or one."""
-        kind = _kind_of_word(record["args"].get("Collective name"))
-        about = _about(record["args"])
+        kind = kind_of_word(record["args"].get("Collective name"))
+        about = about_call(record["args"])
         if kind not in COPY_ENGINE_KINDS or (about["group_size"] or 0) <= 1:
             return []
         start, end = min(row["start"] for row in rows), max(row["end"] for row in rows)
@@ -341,7 +287,7 @@ class _Process:
     def one_rank_calls(self):
         """How many calls went to a group of one rank (waits and barriers apart)."""
         records = [row["args"] for row in self.rows() if row["name"] == "record_param_comms"]
-        alone = [args for args in records if _number(args.get("Group size")) == 1]
+        alone = [args for args in records if number(args.get("Group size")) == 1]
         return sum(str(args.get("Collective name")) not in ("wait", "barrier") for args in alone)
 
     def calls(self, where, stack):
@@ -350,25 +296,27 @@ class _Process:
         if where is None or where["graph"] or not coalesced:
             return 1
         thread = self.threads[where["tid"]]
-        earlier = [row["end"] for row in thread if row["name"] == "nccl:coalesced" and row["end"] <= coalesced[-1]["start"]]
+        earlier = [
+            row["end"] for row in thread if row["name"] == "nccl:coalesced" and row["end"] <= coalesced[-1]["start"]
+        ]
         since = max(earlier, default=-math.inf)
         records = [
             row
             for row in thread
             if row["name"] == "record_param_comms" and since <= row["start"] and row["end"] <= coalesced[-1]["start"]
         ]
-        waiting = [row["args"] for row in records if not self.launched_within(row) and _is_collective_call(row["args"])]
-        return sum(map(_tensors, waiting)) or 1
+        waiting = [row["args"] for row in records if not self.launched_within(row) and is_collective_call(row["args"])]
+        return sum(map(tensors, waiting)) or 1
 
     def launched_within(self, record):
         """True where something on the GPU was launched inside this row."""
-        correlations = {_joins(row["args"].get("correlation")) for row in self.gpu_rows} - {None}
+        correlations = {joins(row["args"].get("correlation")) for row in self.gpu_rows} - {None}
         inside = [
             row
             for row in self.launches
             if row.get("tid") == record.get("tid") and record["start"] <= row["start"] <= record["end"]
         ]
-        return any(_joins(row["args"].get("correlation")) in correlations for row in inside)
+        return any(joins(row["args"].get("correlation")) in correlations for row in inside)
 
     # ---- when it ran
 
@@ -380,7 +328,7 @@ class _Process:
 
     @functools.cached_property
     def backward_frames(self):
-        return [row for row in self.rows() if _is_backward_frame(row)]
+        return [row for row in self.rows() if is_backward_frame(row)]
 
     def step(self, where):
         """The number of the profiler step around the launch's time, whatever its thread."""
@@ -390,7 +338,7 @@ class _Process:
     def phase(self, where, stack):
         if where is None:
             return "unknown"
-        inside = _phase_of_autograd(stack)
+        inside = phase_of_autograd(stack)
         if inside:
             return inside
         names = [frame["name"] for frame in stack]
@@ -399,7 +347,7 @@ class _Process:
         if any(name.startswith("Optimizer.step") for name in names):
             return "optimizer"
         for frame in reversed(stack):
-            named = _phases_named(frame["name"]) if frame["cat"] == "user_annotation" else set()
+            named = phases_named(frame["name"]) if frame["cat"] == "user_annotation" else set()
             if len(named) == 1:
                 return named.pop()
         if where["graph"]:
@@ -420,9 +368,6 @@ class _Process:
         return False
 
 
-# ---- one row, one name
-
-
 def _sweep(rows, times):
     """For each time the rows that hold it, outermost first: one pass over a thread's rows in order."""
     waiting = sorted(rows, key=lambda row: (row["start"], -row["duration"]), reverse=True)
@@ -433,129 +378,3 @@ def _sweep(rows, times):
         around = [row for row in around if row["end"] >= time]
         found[time] = list(around)
     return found
-
-
-def _is_backward_frame(row):
-    return row["cat"] in CPU_OPS and row["name"].startswith("autograd::engine::evaluate_function")
-
-
-def _is_call(frame):
-    return frame["name"] == "record_param_comms" or frame["name"].startswith("nccl:")
-
-
-def _phase_of_autograd(stack):
-    """"backward" or "recompute" under autograd's engine, else None."""
-    engine = [place for place, frame in enumerate(stack) if _is_backward_frame(frame)]
-    if not engine:
-        return None
-    below = [frame["args"] for frame in stack[engine[-1] + 1 :] if frame["cat"] in CPU_OPS]
-    # A node of backward knows the thread of its forward op; an op that records a graph itself has 0 there.
-    again = any("Sequence number" in args and _number(args.get("Fwd thread id")) == 0 for args in below)
-    return "recompute" if again else "backward"
-
-
-def _phases_named(name):
-    """Which phases the name of a user annotation names."""
-    lower = name.lower()
-    words = {
-        "forward": "forward" in lower or "fwd" in lower or "(F)" in name,
-        "backward": "backward" in lower or "bwd" in lower or "(B)" in name or "(W)" in name,
-        "optimizer": "optimizer" in lower,
-    }
-    return {phase for phase, named in words.items() if named}
-
-
-def _kind_of_word(word):
-    """The kind that one name tells ("_allgather_base", "nccl:all_reduce", "AllGather"), or None."""
-    text = str(word or "").lower()
-    for kind, pattern in KINDS:
-        if re.search(pattern, text):
-            return kind
-    return None
-
-
-def _kind(row, sources):
-    """The kind of a kernel: its own argument, then the calls around its launch, then its name."""
-    records = [frame["args"].get("Collective name") for frame in sources if frame["name"] == "record_param_comms"]
-    marks = [frame["name"] for frame in sources if frame["name"].startswith("nccl:")]
-    for word in (row["args"].get("Collective name"), *records[-1:], *marks[-1:]):
-        kind = _kind_of_word(word)
-        if kind is not None:
-            return kind
-    # NCCL runs all-to-all, gather and scatter by the SendRecv kernel (before 2.19 anything): that name tells nothing.
-    if re.search(r"SendRecv|Generic", row["name"]):
-        return "unknown"
-    if re.search(r"two_shot_all_reduce_kernel\w*<[^<>]*(?:<[^<>]*>[^<>]*)*,\s*true\s*>", row["name"]):
-        return "reduce_scatter"
-    name = re.sub(r"\(.*", "", row["name"].replace("(anonymous namespace)", ""))
-    return _kind_of_word(name) or "unknown"
-
-
-def _is_barrier(row, sources):
-    """True for NCCL's barrier, an all-reduce of one element made for its waiting."""
-    words = [row["args"].get("Collective name")]
-    words += [frame["args"].get("Collective name") for frame in sources if frame["name"] == "record_param_comms"][-1:]
-    words += [frame["name"] for frame in sources if frame["name"].startswith("nccl:")][-1:]
-    return any("barrier" in str(word) for word in words)
-
-
-def _mechanism(name, innermost, amd):
-    """(mechanism, algorithm, multicast) by a kernel's name, mechanism None where it is no collective."""
-    library = "rccl" if amd else "nccl"
-    symmetric = NCCL_SYMMETRIC.search(name)
-    if symmetric:
-        multicast = re.search(r"LLMC|LDMC|STMC|MCRing", symmetric[1]) is not None
-        return f"{library}-symmetric", symmetric[1], multicast
-    if NCCL_HOUSEKEEPING.search(name):
-        return None, None, None
-    if NCCL_GENERAL.search(name):
-        return library, None, None
-    if name.startswith("triton_"):
-        return None, None, None
-    if SYNCHRONISATION.search(re.sub(r"\(.*", "", name.replace("(anonymous namespace)", ""))):
-        return None, None, None
-    for mechanism, pattern in (
-        ("torch-symm-mem", TORCH_SYMM_MEM),
-        ("nvshmem", NVSHMEM),
-        ("library-symmetric", LIBRARY_SYMMETRIC),
-        ("peer-mapped", PEER_MAPPED),
-    ):
-        if pattern.search(name):
-            return mechanism, None, "multimem" in name if mechanism == "torch-symm-mem" else None
-    call = innermost["name"] if innermost is not None else ""
-    if call == "record_param_comms" or call.startswith("symm_mem::"):
-        return "unknown", None, None
-    return None, None, None
-
-
-def _symmetric(mechanism):
-    if mechanism in ("peer-mapped", "unknown"):
-        return None
-    return mechanism not in ("nccl", "rccl")
-
-
-def _about(args):
-    """dtype, bytes, group and group_size by the arguments of a kernel or of `record_param_comms`."""
-    spelled = str(args.get("dtype", "")).removeprefix("c10::")
-    dtype, size = DTYPES.get(spelled.lower(), (None, None))
-    counts = [_number(args.get("In msg nelems")), _number(args.get("Out msg nelems"))]
-    known = size is not None and None not in counts
-    return {
-        "dtype": dtype,
-        "bytes": max(counts) * size if known else None,
-        "group": args.get("Process Group Description"),
-        "group_size": _number(args.get("Group size")),
-    }
-
-
-def _is_collective_call(args):
-    """True for the arguments of a call that several ranks take part in, so neither a wait nor a barrier."""
-    word = str(args.get("Collective name", ""))
-    return not re.search("wait|barrier|^coalesced$", word) and _number(args.get("Group size")) != 1
-
-
-def _tensors(args):
-    """How many tensors a `record_param_comms` was given: its first input's shapes, 1 where they weren't recorded."""
-    shapes = (args.get("Input Dims") or [[]])[0]
-    many = isinstance(shapes, list) and bool(shapes) and all(isinstance(shape, list) for shape in shapes)
-    return len(shapes) if many else 1
