@@ -117,7 +117,7 @@ def _processes(rows):
     for place, row in enumerate(rows):
         row["place"] = place
         if row.get("ph") == "X" and (row["cat"] in LAUNCHES or row["cat"] in CPU_OPS):
-            hosts.setdefault(row["pid"], _Process()).add(row)
+            hosts.setdefault(row.get("pid"), _Process()).add(row)
     everything = list(hosts.values()) or [_Process()]
     for row in rows:
         if row.get("ph") == "M" or row["cat"] == "user_annotation":
@@ -175,7 +175,7 @@ class _Process:
         return matches, nearness
 
     def locate(self, gpu_row):
-        """Where the host launched this row: {"time", "tid", "graph", "direct"}, or None.
+        """Where the host launched this row: {"time", "tid", "graph"}, or None.
 
         First by correlation; where that tells nothing, by the CPU op of the same External id, unless that id only
         repeats the correlation, as old traces write it.
