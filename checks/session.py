@@ -1,0 +1,192 @@
+"""One rank's session: the process group, and all cases of the plan in it, one after the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from .case import Case
+from .control import Control, PeerLost
+from .deadline import BACKUP_SECONDS, PATIENCE_SECONDS, Deadline, leave, peer_trouble
+from .describe import one_line
+from .environment import rank_environment
+from .memory import Incapable, Memory
+from .pools import set_up
+from .profiler import start_profiler_once, synchronize
+from .record import Record, write_json
+from .workloads import find_workload
+
+# Several ranks may share a GPU from this version of NCCL on, see NCCL_MULTI_RANK_GPU_ENABLE in
+# https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+SHARED_GPU_NCCL = (2, 30, 3)
+
+
+# Whoever starts the ranks gives up on a start that doesn't come up; this is only for a rank left alone.
+START_SECONDS = 600
+
+
+def run_rank(plan_path: Path, run: Path, import_seconds: float) -> int:
+    """Run every case of the plan as the rank that torchrun's variables say; ends the process.
+
+    Writes the environment to starts/N/rankR.json once the process group stands (or why it doesn't, and
+    returns 1), then each case's record and trace.
+    """
+    plan = json.loads(plan_path.read_text())
+    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    device = torch.device("cpu")
+    if plan["device"] == "cuda":
+        device = torch.device("cuda", local_rank // plan["ranks_per_gpu"])
+    began = time.monotonic()
+    environment = rank_environment(plan, rank, device)
+    environment["seconds"]["import"] = round(import_seconds, 3)
+    environment_path = run / "starts" / str(plan["start"]) / f"rank{rank}.json"
+    obstacle = find_obstacle(plan, environment)
+    try:
+        control = Control(rank, plan["ranks"], may_host=True)
+        if obstacle is None:
+            join_ranks(plan, device)
+        control.barrier("ready", START_SECONDS)
+        watch = Control(rank, plan["ranks"], may_host=False)
+    except Exception as error:
+        traceback.print_exc()
+        write_json(environment_path, dict(environment, error=one_line(error)))
+        return 1
+    environment["seconds"]["init"] = round(time.monotonic() - began, 3)
+    write_json(environment_path, environment)
+    Session(plan, run, rank, device, control, watch, obstacle).run()
+    leave()
+    return 0
+
+
+def find_obstacle(plan: dict, environment: dict) -> str | None:
+    """Return why these ranks can't work here, by facts of machine and versions, alike on every rank; else None."""
+    if plan["device"] != "cuda":
+        return None
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} sees no GPU"
+    gpus = -(-plan["ranks"] // plan["ranks_per_gpu"])
+    if gpus > torch.cuda.device_count():
+        return f"{gpus} GPUs are needed, and torch sees {torch.cuda.device_count()}"
+    version = environment["nccl"]["version"]
+    if plan["ranks_per_gpu"] > 1 and version and tuple(map(int, version.split("."))) < SHARED_GPU_NCCL:
+        return f"several ranks on one GPU need NCCL 2.30.3 or newer; loaded is {version}"
+    return None
+
+
+def join_ranks(plan: dict, device: torch.device) -> None:
+    """Make the process group, with its communicator up: a pool can't be registered before that."""
+    # The process group's own time-out would end the process from within; the deadlines of the cases come first.
+    timeout = timedelta(seconds=600 + max((case["deadline"] for case in plan["cases"]), default=0))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        dist.init_process_group(plan["backend"], device_id=device, timeout=timeout)
+    else:
+        dist.init_process_group(plan["backend"], timeout=timeout)
+    start_profiler_once(device)
+
+
+class Session:
+    """All cases of one start of the ranks, seen from one rank."""
+
+    def __init__(
+        self,
+        plan: dict,
+        run: Path,
+        rank: int,
+        device: torch.device,
+        control: Control,
+        watch: Control,
+        obstacle: str | None,
+    ) -> None:
+        self.plan, self.folder, self.rank, self.device = plan, run, rank, device
+        self.control, self.watch, self.obstacle = control, watch, obstacle
+        self.memory = Memory(device)
+        self.root = Path(plan.get("root") or Path.cwd()).resolve()
+
+    def run(self) -> None:
+        """Run the cases until one breaks the process group; the rest is for a fresh start of the ranks."""
+        for number, case in enumerate(self.plan["cases"]):
+            topic = f"case{number}"
+            record = Record(self.folder / case["folder"], case["id"], self.rank, self.plan["start"])
+            with Deadline(record, self.watch, topic, case["deadline"]):
+                outcome, message = self.attempt(case, record, topic)
+            if not self.all_go_on(topic, outcome, message, case["deadline"]):
+                return
+
+    def attempt(self, case: dict, record: Record, topic: str) -> tuple[str, str | None]:
+        """Run one case and end its record; returns its outcome and message."""
+        detail = None
+        try:
+            self.measure(case, record)
+            outcome, message = judge_values(record.content["values"])
+        except Incapable as error:
+            outcome, message = "incapable", str(error)
+        except BaseException as error:  # a workload may raise anything; SystemExit too ends only its case
+            outcome, message, detail = "raised", one_line(error) + self.blame(topic), traceback.format_exc()
+        if not record.finish(outcome, message, detail):
+            # The watchdog was first, and is about to end this process.
+            time.sleep(BACKUP_SECONDS)
+        return outcome, message
+
+    def measure(self, case: dict, record: Record) -> None:
+        """Set the pool up, run the workload in it, and take the registration back.
+
+        Deregistering is collective: after a failure the peers may not join in, and the process ends anyhow.
+        """
+        if self.obstacle is not None:
+            raise Incapable(self.obstacle)
+        workload = find_workload(case["workload"], self.root)
+        axes = dict(case["axes"])
+        pool = set_up(axes.pop("pool", "none"), self.memory)
+        record.content["pool"] = pool.describe()
+        workload(Case(case, self.plan, self.device, pool, record, self.control), pool, **axes)
+        synchronize(self.device)
+        self.control.barrier(f"{case['id']}/deregister", case["deadline"])
+        pool.deregister()
+
+    def blame(self, topic: str) -> str:
+        """Say which peer had given up before this rank raised: a broken connection is an effect, not a cause."""
+        try:
+            trouble = peer_trouble(self.control, topic)
+        except PeerLost:
+            return ""
+        return f" (rank {trouble[0]} had given up before)" if trouble else ""
+
+    def all_go_on(self, topic: str, outcome: str, message: str | None, deadline: float) -> bool:
+        """Tell the peers this rank's outcome and hear theirs; returns whether the process group is still good.
+
+        It is where the case ran to its end on every rank, with right values or wrong ones, and where all
+        ranks are incapable of it alike.
+        """
+        patience = deadline + BACKUP_SECONDS + PATIENCE_SECONDS if outcome != "raised" else PATIENCE_SECONDS
+        try:
+            self.control.post(topic, outcome=outcome, message=message)
+            answers = self.control.gather(topic, patience, until=lambda answers: outcome != "raised" and broken(answers))
+        except PeerLost:
+            return False
+        outcomes = {answer["outcome"] for answer in answers.values()}
+        return outcomes <= {"ok", "wrong-values"} or outcomes == {"incapable"}
+
+
+def broken(answers: dict[int, dict]) -> bool:
+    """Return whether a rank has said that it left the case without its end."""
+    return any(answer["outcome"] in ("raised", "hung") for answer in answers.values())
+
+
+def judge_values(values: dict | None) -> tuple[str, str | None]:
+    """Return the outcome of a case that ran to its end, by the values that its workload checked."""
+    if not values or not values["checked"]:
+        return "raised", "the workload checked no value"
+    if not values["wrong"]:
+        return "ok", None
+    return (
+        "wrong-values",
+        f"{values['wrong']} of {values['checked']} values are wrong, by up to {values['max_error']:g}",
+    )
