@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
 from .errors import UserError
 from .model import Kind, Mechanism
@@ -100,6 +99,8 @@ def on_amd(kernel: Kernel) -> Kernel:
 
 def load(path: Path = CATALOGUE) -> Catalogue:
     """Read a catalogue. Raises UserError naming file and row if it is not as its own comment says."""
+    import yaml  # not at import: takes longer than the rest, and a command that reads no trace needs none of it
+
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         raw = yaml.load(path.read_bytes(), Loader=loader)
@@ -184,7 +185,7 @@ def _kernel(row: Row, words: dict[str, str | None], catalogue: Catalogue) -> Ker
     )
 
 
-_LENGTH = re.compile(r"L?(\d+)")
+_LENGTH = re.compile(r"L?(\d{1,4})(?!\d)")
 
 
 def _demangled(name: str) -> str:
