@@ -6,18 +6,18 @@ training repository under its own names, so it is taken off, and the package is 
 
 import importlib
 import importlib.util
-import os
 import sys
+from pathlib import Path
 
 PACKAGE = "_symmem_checks"
 
 
 def load_command():
     """Load this folder as the package `_symmem_checks` and return its module `command`."""
-    folder = os.path.dirname(os.path.realpath(__file__))
-    sys.path[:] = [entry for entry in sys.path if not entry or os.path.realpath(entry) != folder]
+    folder = Path(__file__).resolve().parent
+    sys.path[:] = [entry for entry in sys.path if not entry or Path(entry).resolve() != folder]
     spec = importlib.util.spec_from_file_location(
-        PACKAGE, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
+        PACKAGE, folder / "__init__.py", submodule_search_locations=[str(folder)]
     )
     package = importlib.util.module_from_spec(spec)
     sys.modules[PACKAGE] = package

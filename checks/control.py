@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 from torch.distributed import PrefixStore, TCPStore
@@ -59,7 +60,7 @@ class Control:
         except RuntimeError as error:
             raise PeerLost(f"the store of the ranks is gone ({error})") from error
 
-    def gather(self, topic: str, seconds: float, *, until=lambda answers: False) -> dict[int, dict]:
+    def gather(self, topic: str, seconds: float, until: Callable[[dict], bool] | None = None) -> dict[int, dict]:
         """Return all ranks' answers to `topic`, or those that make `until` true.
 
         Raises PeerLost, which names the ranks that did not answer within `seconds`.
@@ -67,7 +68,7 @@ class Control:
         end = time.monotonic() + seconds
         while True:
             answers = self.answers(topic)
-            if len(answers) == self.world_size or until(answers):
+            if len(answers) == self.world_size or (until and until(answers)):
                 return answers
             if time.monotonic() > end:
                 silent = [str(rank) for rank in range(self.world_size) if rank not in answers]

@@ -44,7 +44,7 @@ class Memory:
             return
         if torch_release() < (2, 8):
             # Before 2.8 use_mem_pool held for all threads, and the bundled NCCL had no symmetric kernels.
-            raise Incapable(f"a pool that is in use on one thread only came with torch 2.8; this is {torch.__version__}")
+            raise Incapable(f"use_mem_pool for one thread only came with torch 2.8; this is {torch.__version__}")
         try:
             # The property raises where the GPU has no multicast, whatever its message says about NCCL's version.
             allocator = self.backend.mem_allocator
@@ -80,9 +80,7 @@ class Memory:
         try:
             self.backend.register_mem_pool(self.pool, symm=True)
         except TypeError as error:
-            raise Incapable(
-                f"register_mem_pool(symm=True) came with torch 2.9; this is {torch.__version__}"
-            ) from error
+            raise Incapable(f"register_mem_pool(symm=True) came with torch 2.9; this is {torch.__version__}") from error
 
     def deregister(self) -> None:
         """Take the registration back. Collective, so never called where a rank may have failed."""

@@ -168,7 +168,9 @@ class Session:
         patience = deadline + BACKUP_SECONDS + PATIENCE_SECONDS if outcome != "raised" else PATIENCE_SECONDS
         try:
             self.control.post(topic, outcome=outcome, message=message)
-            answers = self.control.gather(topic, patience, until=lambda answers: outcome != "raised" and broken(answers))
+            # The rank that raised stays until its peers have written their records, or its patience ends.
+            until = broken if outcome != "raised" else None
+            answers = self.control.gather(topic, patience, until)
         except PeerLost:
             return False
         outcomes = {answer["outcome"] for answer in answers.values()}

@@ -1,0 +1,147 @@
+"""Run a plan: start its ranks on this machine, watch them, start them again for what is left, and end them.
+
+The ranks end a case by themselves where they can. This side is for what they can't: a process that died, one
+that does not come up, and one that is past even its own deadline.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from .errors import UserError
+from .plan import Plan, write_plan
+from .processes import Processes, how_it_ended
+from .runfolder import RunFolder, write_json
+from .watch import CaseProgress, Start, Watch, stoppable
+
+START_SECONDS = 120.0
+DESCRIBE_SECONDS = 120.0
+
+SHARED_GPU_ENVIRONMENT = {
+    "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+}
+"""What several ranks on one GPU need: NCCL refuses to start there with NVLS on.
+https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"""
+
+
+class Device(msgspec.Struct, frozen=True):
+    """A GPU that torch sees."""
+
+    index: int
+    name: str
+    capability: tuple[int, int]
+    uuid: str | None = None
+
+
+class PythonFacts(msgspec.Struct, frozen=True):
+    """What a Python offers; `error` is one line that says why there is nothing to run on, else None."""
+
+    torch: str | None = None
+    cuda: str | None = None
+    devices: list[Device] = []
+    nccl_built: str | None = None
+    error: str | None = None
+
+
+def checks_folder() -> Path:
+    """Return the folder of the half that runs on the GPUs: in the installed package, or beside it in a checkout."""
+    here = Path(__file__).resolve().parent
+    for folder in (here / "checks", here.parent / "checks"):
+        if (folder / "__main__.py").is_file():
+            return folder
+    raise UserError(f"{here}: the checks/ folder is missing beside it; install symmem-check again")
+
+
+def describe_python(python: str, environment: dict[str, str] | None = None) -> PythonFacts:
+    """Ask the Python at `python` for its torch and GPUs; what goes wrong there is told in `error`.
+
+    Raises UserError where `python` can't be run at all.
+    """
+    command = [python, str(checks_folder() / "__main__.py"), "--describe"]
+    try:
+        done = subprocess.run(
+            command,
+            check=False,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=DESCRIBE_SECONDS,
+        )
+    except OSError as error:
+        raise UserError(f"{python}: can't be run ({error.strerror}); give a Python with --python") from error
+    except subprocess.TimeoutExpired:
+        return PythonFacts(error=f"{python} did not tell its torch and GPUs within {DESCRIBE_SECONDS:.0f} s")
+    # What torch or the machine print goes before the one line that is ours.
+    lines = done.stdout.splitlines()
+    try:
+        return msgspec.json.decode(lines[-1], type=PythonFacts)
+    except (IndexError, msgspec.DecodeError):
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        return PythonFacts(error=f"{python} {how_it_ended(done.returncode)}: {said[-1] if said else 'no output'}")
+
+
+def ranks_environment(plan: Plan, environment: dict[str, str]) -> dict[str, str]:
+    """Return the caller's environment with what the plan needs; what the caller has set stands."""
+    needed = dict(SHARED_GPU_ENVIRONMENT) if plan.device == "cuda" and plan.ranks_per_gpu > 1 else {}
+    # torchrun would set the same, and say so at length.
+    needed["OMP_NUM_THREADS"] = "1"
+    return {**needed, **environment}
+
+
+def torchrun_command(
+    plan: Plan, plan_path: Path, run_folder: Path, python: str, preload: Path | None, environment: dict[str, str]
+) -> list[str]:
+    """Return the command that starts the ranks; `preload` goes into theirs alone, before what is preloaded anyhow."""
+    torchrun = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={plan.ranks}", "--no-python"]
+    preloads = [str(preload.resolve()), environment.get("LD_PRELOAD", "")] if preload else []
+    assign = [f"LD_PRELOAD={':'.join(filter(None, preloads))}"] if preload else []
+    rank = [python, str(checks_folder() / "__main__.py"), "--plan", str(plan_path), "--into", str(run_folder)]
+    return [*torchrun, "env", *assign, *rank]
+
+
+def run_plan(
+    plan: Plan,
+    run_folder: Path,
+    *,
+    python: str,
+    environment: dict[str, str] | None = None,
+    preload: Path | None = None,
+    progress: Callable[[CaseProgress], None] = lambda change: None,
+    start_deadline: float = START_SECONDS,
+) -> list[Start]:
+    """Run every case of `plan` once, writing into `run_folder`; returns the starts of the ranks it took.
+
+    A case that breaks its process group costs only itself: the rest runs in a fresh start. A start in which
+    no case even began is the last one. Every case ends with the records of all ranks or with a lost.json.
+    SIGINT, SIGTERM and SIGHUP end the ranks first and act then; `environment` defaults to this process's.
+    """
+    run_folder = run_folder.resolve()
+    if any((run_folder / name).exists() for name in ("plan.json", "cases", "starts")):
+        raise UserError(f"{run_folder}: there is a run in it already; give an empty folder")
+    write_plan(plan, run_folder / "plan.json")
+    variables = ranks_environment(plan, dict(os.environ) if environment is None else environment)
+    watch = Watch(plan, RunFolder(run_folder), progress)
+    starts: list[Start] = []
+    with stoppable() as stop:
+        while (left := watch.left()) and not stop.signal:
+            part = msgspec.structs.replace(plan, cases=left, start=len(starts))
+            folder = run_folder / "starts" / str(part.start)
+            write_plan(part, folder / "plan.json")
+            command = torchrun_command(part, folder / "plan.json", run_folder, python, preload, variables)
+            processes = Processes(command, variables, folder / "log.txt")
+            try:
+                end = watch.follow(part, processes, stop, start_deadline)
+            finally:
+                processes.stop(patience=0)
+            write_json(end, folder / "end.json")
+            still_left = watch.left()
+            starts.append(Start(part.start, [case.id for case in left if case not in still_left], end))
+    return starts
