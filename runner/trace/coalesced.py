@@ -1,0 +1,53 @@
+"""How many calls one kernel served: coalesced calls are described one by one and launched together.
+
+Inside a coalescing manager each call writes its `record_param_comms` and launches nothing; the launch comes under
+`nccl:coalesced` when the manager closes (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, endCoalescing).
+"""
+
+from __future__ import annotations
+
+from . import frames
+from .calls import counts_as_call
+from .frames import Frame
+from .join import Place
+from .store import Store, Thread
+
+
+class Coalesced:
+    """Counts the calls behind a coalesced launch, on demand: most traces have none."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._gpu_correlations: set[int] | None = None
+
+    def calls(self, place: Place | None, window: Frame | None, sharing: int) -> tuple[int, str | None]:
+        """The calls that a kernel launched in `window` served, and a remark. `sharing` kernels came of that window."""
+        if place is None or window is None or not window.flags & frames.COALESCED:
+            return 1, None
+        tensors = self._tensors(place.thread, window)
+        if sharing > 1:
+            return 1, f"one of {sharing} kernels for {tensors} coalesced calls"
+        return max(tensors, 1), f"{tensors} coalesced calls in one kernel"
+
+    def _tensors(self, thread: Thread, window: Frame) -> int:
+        """The tensors of the calls on the thread between the window before and this one that launched nothing."""
+        since = max(
+            (frame.end for frame in thread.frames.with_flags(frames.COALESCED) if frame.end <= window.start),
+            default=float("-inf"),
+        )
+        tensors = 0
+        for frame in thread.frames.with_flags(frames.COMM):
+            if since <= frame.start and frame.end <= window.start and not self._launched(thread, frame):
+                call = self._store.calls[frame.call]
+                tensors += call.tensors if counts_as_call(call.args) else 0
+        return tensors
+
+    def _launched(self, thread: Thread, frame: Frame) -> bool:
+        """Whether any GPU row came of the call itself."""
+        if self._gpu_correlations is None:
+            known = {row.args.correlation for row, _ in self._store.collective_kernels}
+            self._gpu_correlations = (
+                known | set(self._store.other_kernels.correlations) | set(self._store.copies.correlations)
+            )
+        launches = thread.launches_between(frame.start, frame.end)
+        return any(thread.launch_correlations[row] in self._gpu_correlations for row in launches)

@@ -1,0 +1,279 @@
+"""A trace's collectives: each found, joined to its launch, given phase, kind, mechanism and evidence."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from .. import kernels
+from ..model import Collective, Kind, Mechanism
+from . import frames
+from .calls import COPY_ENGINE_KINDS, Facts, facts, is_barrier_word, kind_of_word
+from .coalesced import Coalesced
+from .events import CommArgs, Id, Kernel
+from .frames import Frame
+from .join import Join, Place, stacks_of
+from .phase import PhaseRules
+from .reader import BLOCK, TraceReader
+from .store import GpuRows, PlainOps, Store
+
+_AMD_DEVICE = re.compile(r"\bAMD\b|Instinct|Radeon|\bgfx\d")
+_NO_ARGS = CommArgs()
+
+
+class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One trace read: what it says of itself, and its collectives in the order of `start`.
+
+    `salvaged` is None, or one line that says what was lost. `one_rank_calls` and `barrier_calls` are counted only:
+    they communicate nothing. `gpu_rows` is how many kernels and copies the file has; 0 means no evidence.
+    """
+
+    file: str
+    rank: int | None
+    world_size: int | None
+    salvaged: str | None
+    one_rank_calls: int
+    barrier_calls: int
+    collectives: list[Collective]
+    gpu_rows: int
+    nccl_built: str | None
+
+
+def read_collectives(path: Path, *, block: int = BLOCK) -> TraceFile:
+    """Read one trace. Raises UserError with file, place and mend where it can't be read.
+
+    Memory does not grow with the file, but with its launches and calls.
+    """
+    reader = TraceReader(path, block=block)
+    store = Store()
+    for batch in reader.batches():
+        store.add(batch)
+    join = Join(store)
+    rows = _Rows(store, join)
+    if not store.ordered:
+        _add_plain_ops(path, block, store, rows)
+    for thread in store.threads.values():
+        thread.frames.sort()
+    salvaged = reader.salvaged()
+    builder = _Builder(store, rows, reader.members, events_missing=reader.damage.events_missing)
+    about = _about(reader.members)
+    rank = about.get("rank") if len(join.processes) <= 1 else None
+    return TraceFile(
+        file=str(path),
+        rank=rank if isinstance(rank, int) else None,
+        world_size=size if isinstance(size := about.get("world_size"), int) else None,
+        salvaged=salvaged,
+        collectives=sorted(builder.collectives(rank if isinstance(rank, int) else None), key=lambda c: c.start),
+        one_rank_calls=builder.one_rank_calls(),
+        barrier_calls=builder.barriers,
+        gpu_rows=store.gpu_rows,
+        nccl_built=version if isinstance(version := about.get("nccl_version"), str) else None,
+    )
+
+
+def _add_plain_ops(path: Path, block: int, store: Store, rows: _Rows) -> None:
+    """Read once more, for the ops around the launches found: the file is not in Kineto's order."""
+    times: dict[tuple[Id, Id], list[float]] = {}
+    for place in rows.places():
+        times.setdefault((place.thread.pid, place.thread.tid), []).append(place.time)
+    plain = PlainOps(store, times)
+    for batch in TraceReader(path, block=block).batches():
+        plain.add(batch)
+
+
+def _about(members: dict[str, Any]) -> dict[str, Any]:
+    about = members.get("distributedInfo")
+    return about if isinstance(about, dict) else {}
+
+
+def _is_amd(store: Store, members: dict[str, Any]) -> bool:
+    devices = members.get("deviceProperties")
+    named = [str(device.get("name")) for device in devices if isinstance(device, dict)] if isinstance(devices, list) else []
+    return store.amd or any(_AMD_DEVICE.search(name) for name in named)
+
+
+class _Row(NamedTuple):
+    """A GPU row that may be a collective or part of one."""
+
+    start: float
+    duration: float
+    name: str | None
+    args: CommArgs
+    kernel: kernels.Kernel | None
+    place: Place | None
+
+
+class _Rows:
+    """The GPU rows that may matter, each with the place that launched it."""
+
+    def __init__(self, store: Store, join: Join) -> None:
+        self.kernels = [_known(row, found, join) for row, found in store.collective_kernels]
+        self.kernels += _below_calls(store.other_kernels, store, join)
+        self.copies = list(_below_calls(store.copies, store, join))
+
+    def places(self) -> Iterator[Place]:
+        return (row.place for row in [*self.kernels, *self.copies] if row.place is not None)
+
+
+def _known(row: Kernel, found: kernels.Kernel, join: Join) -> _Row:
+    place = join.place(row.pid, row.args.correlation, _external(row.args))
+    return _Row(row.ts, row.dur, row.name, row.args, found, place)
+
+
+def _below_calls(rows: GpuRows, store: Store, join: Join) -> Iterator[_Row]:
+    """The rows that were launched below a call; the others are none of ours, whatever their names say."""
+    for at in range(len(rows)):
+        place = join.place(rows.pids[at], rows.correlations[at], rows.externals[at])
+        if place is not None and not place.graph:
+            name = store.names[rows.names[at]] if rows.names[at] >= 0 else None
+            yield _Row(rows.starts[at], rows.durations[at], name, _NO_ARGS, None, place)
+
+
+def _external(args: CommArgs) -> int:
+    return args.external if args.external != -1 else args.external_old
+
+
+class _Builder:
+    """Applies the rules to the rows of one trace."""
+
+    def __init__(self, store: Store, rows: _Rows, members: dict[str, Any], *, events_missing: bool) -> None:
+        self._store = store
+        self._rows = rows
+        self._amd = _is_amd(store, members)
+        self._phases = PhaseRules(store, events_missing=events_missing)
+        self._stacks = stacks_of(rows.places())
+        self._coalesced = Coalesced(store)
+        self.barriers = 0
+
+    def collectives(self, rank: int | None) -> Iterator[Collective]:
+        """Yield the collectives, kernels first; afterwards `barriers` is complete."""
+        sharing = Counter(self._window_key(row) for row in self._rows.kernels)
+        with_kernel: set[int] = set()
+        for row in self._rows.kernels:
+            call = self._innermost_call(row)
+            if call is not None:
+                with_kernel.add(call.call)
+            found = self._from_kernel(rank, row, sharing[self._window_key(row)])
+            if found is not None:
+                yield found
+        yield from self._from_copies(rank, with_kernel)
+
+    def one_rank_calls(self) -> int:
+        """How many calls went to a group of one rank."""
+        described = (call.args for call in self._store.calls)
+        return sum(args.group_size == 1 and (args.collective or "") not in ("wait", "barrier") for args in described)
+
+    def _stack(self, row: _Row) -> tuple[Frame, ...]:
+        return () if row.place is None else self._stacks[id(row.place.thread)][row.place.time]
+
+    def _innermost_op(self, row: _Row) -> Frame | None:
+        return next((frame for frame in reversed(self._stack(row)) if frame.flags & frames.IS_OP), None)
+
+    def _innermost_call(self, row: _Row) -> Frame | None:
+        """The `record_param_comms` that is the launch's innermost op, if it is."""
+        op = self._innermost_op(row)
+        return op if op is not None and op.flags & frames.COMM and not (row.place and row.place.graph) else None
+
+    # ---- kernels ---------------------------------------------------------------------------------------------------
+
+    def _from_kernel(self, rank: int | None, row: _Row, sharing: int) -> Collective | None:
+        # A replayed graph has one launch for all its kernels: what stands around it describes none of them.
+        graph = row.place is not None and row.place.graph
+        stack = () if graph else self._stack(row)
+        call = self._nearest_call(stack)
+        window = next((frame for frame in reversed(stack) if frame.flags & frames.NCCL), None)
+        window_name = self._store.names[window.name] if window is not None else None
+        words = (row.args.collective, call.collective if call is not None else None, window_name)
+        known = row.kernel or self._unknown_kernel(row)
+        if known is None:
+            return None
+        if any(map(is_barrier_word, words)):
+            self.barriers += 1
+            return None
+        about = facts(row.args, call)
+        if about.group_size == 1:
+            return None
+        if self._amd:
+            known = kernels.on_amd(known)
+        calls, shared = (1, None) if graph else self._coalesced.calls(row.place, window, sharing)
+        kind, kind_from = _kind(words, known)
+        evidence = (f"{known.mechanism} by its name ({known.row})" if row.kernel else known.row, kind_from, shared)
+        return self._collective(
+            rank, row, known.mechanism, known.symmetric, kind, about, evidence,
+            multicast=known.multicast, algorithm=known.algorithm, kernel=row.name, calls=calls,
+        )  # fmt: skip
+
+    def _unknown_kernel(self, row: _Row) -> kernels.Kernel | None:
+        """A kernel that no row of the catalogue knows is a collective only directly below a call."""
+        op = self._innermost_op(row)
+        if op is None or not op.flags & frames.CALL:
+            return None
+        return kernels.Kernel(
+            mechanism="unknown", symmetric=None, multicast=None, kind=kind_of_word(row.name) or "unknown",
+            algorithm=None, dtype=None, collective=True,
+            row=f"a kernel that the catalogue doesn't know, launched by {self._store.names[op.name]}",
+        )  # fmt: skip
+
+    def _nearest_call(self, stack: tuple[Frame, ...]) -> CommArgs | None:
+        for frame in reversed(stack):
+            if frame.flags & frames.COMM:
+                return self._store.calls[frame.call].args
+        return None
+
+    def _window_key(self, row: _Row) -> tuple[int, float] | None:
+        """Names the coalescing window of a launch, for kernels that share one."""
+        for frame in reversed(self._stack(row)):
+            if frame.flags & frames.COALESCED and row.place is not None and not row.place.graph:
+                return id(row.place.thread), frame.start
+        return None
+
+    # ---- the copy engine ---------------------------------------------------------------------------------------------
+
+    def _from_copies(self, rank: int | None, with_kernel: set[int]) -> Iterator[Collective]:
+        rows_of: dict[int, list[_Row]] = {}
+        for row in self._rows.copies:
+            call = self._innermost_call(row)
+            if call is not None and call.call not in with_kernel:
+                rows_of.setdefault(call.call, []).append(row)
+        for call_number, rows in rows_of.items():
+            args = self._store.calls[call_number].args
+            kind = kind_of_word(args.collective)
+            if kind not in COPY_ENGINE_KINDS or (args.group_size or 0) <= 1:
+                continue
+            rows.sort(key=lambda row: row.start)
+            end = max(row.start + row.duration for row in rows)
+            whole = rows[0]._replace(duration=round(end - rows[0].start, 3))
+            copies = "1 copy" if len(rows) == 1 else f"{len(rows)} copies"
+            yield self._collective(
+                rank, whole, "nccl-copy-engine", True, kind, facts(args, None),
+                (f"{copies} and no kernel below record_param_comms: the copy engine did it", None, None),
+                multicast=None, algorithm=None, kernel=None, calls=1,
+            )  # fmt: skip
+
+    def _collective(
+        self, rank: int | None, row: _Row, mechanism: Mechanism, symmetric: bool | None, kind: Kind, about: Facts,
+        evidence: tuple[str | None, ...], **fields: Any,
+    ) -> Collective:  # fmt: skip
+        phase, reason = self._phases.phase(row.place, self._stack(row))
+        step = self._phases.step(row.place)
+        by_id = "launch found by External id" if row.place is not None and row.place.by_external_id else None
+        return Collective(
+            rank=rank, step=None if step is None else step.number, phase=phase, kind=kind, mechanism=mechanism,
+            symmetric=symmetric, dtype=about.dtype, bytes=about.bytes, group=about.group, group_size=about.group_size,
+            start=row.start, duration=row.duration,
+            why="; ".join(part for part in (f"{phase}: {reason}", by_id, *evidence) if part), **fields,
+        )  # fmt: skip
+
+
+def _kind(words: tuple[str | None, ...], known: kernels.Kernel) -> tuple[Kind, str | None]:
+    """The kind by the first word that tells one, else by the kernel's name; and which of them it was."""
+    for word in words:
+        kind = kind_of_word(word)
+        if kind is not None:
+            return kind, f"{kind} by {word}"
+    return known.kind, None if known.kind == "unknown" else f"{known.kind} by the kernel's name"

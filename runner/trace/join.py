@@ -1,0 +1,130 @@
+"""From a GPU row to the place on a CPU thread that launched it.
+
+By `correlation` within one process; where that finds nothing, by `External id` to the call's own row. Old traces
+write the correlation into `External id` too: then it joins nothing. A join across processes is never made: where
+several ranks were merged into one file and it cannot be told whose GPU rows are whose, there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from . import frames
+from .events import Id, external_id
+from .frames import Frame
+from .store import GRAPH, Store, Thread
+
+
+class Place(NamedTuple):
+    """Where and when the CPU launched a GPU row. `graph` marks the replay of a CUDA graph."""
+
+    thread: Thread
+    time: float
+    graph: bool
+    by_external_id: bool = False
+
+
+class Join:
+    """The launches and calls of one trace, by the ids that GPU rows carry.
+
+    `wanted` are the correlations of rows known to be collectives; launches below calls are kept too.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.processes = store.processes()
+        self._launches: dict[tuple[Id, int], Place] = {}
+        self._calls: dict[tuple[Id, int], Place | None] = {}
+        self._keep_wanted({row.args.correlation for row, _ in store.collective_kernels})
+        for thread in store.threads.values():
+            self._keep_below_calls(thread)
+        self._gpu_process = self._pair_processes()
+
+    def place(self, pid: Id, correlation: int, external: int) -> Place | None:
+        """The place that launched a row of the GPU `pid`, or None where the trace does not tell."""
+        process = self._gpu_process.get(pid)
+        if process is None:
+            return None
+        if correlation > 0 and (found := self._launches.get((process, correlation))):
+            return found
+        if external > 0 and external != correlation:
+            return self._calls.get((process, external))
+        return None
+
+    def _keep_wanted(self, wanted: set[int]) -> None:
+        for thread in self._store.threads.values():
+            for row, correlation in enumerate(thread.launch_correlations):
+                if correlation in wanted:
+                    self._keep(thread, row)
+
+    def _keep(self, thread: Thread, row: int) -> None:
+        place = Place(thread, thread.launch_times[row], thread.launch_kinds[row] == GRAPH)
+        self._launches[thread.pid, thread.launch_correlations[row]] = place
+
+    def _keep_below_calls(self, thread: Thread) -> None:
+        """Keep the launches below `record_param_comms` and `symm_mem::` ops, and those calls by External id."""
+        calls = list(thread.frames.with_flags(frames.CALL))
+        if not calls:
+            return
+        for call in calls:
+            for row in thread.launches_between(call.start, call.end):
+                self._keep(thread, row)
+            external = _external(self._store, call)
+            if external > 0:
+                key = (thread.pid, external)
+                # The same id on two calls joins nothing.
+                self._calls[key] = None if key in self._calls else Place(thread, call.start, False, True)
+
+    # ---- several processes in one file ---------------------------------------------------------------------------
+
+    def _pair_processes(self) -> dict[Id, Id]:
+        """Which process launched the work of each GPU (`pid` of its rows)."""
+        if len(self.processes) == 1:
+            return {pid: self.processes[0] for pid in self._gpu_pids()}
+        claims: dict[Id, dict[Id, int]] = {}
+        for pid, correlation in self._correlations():
+            claim = claims.setdefault(pid, dict.fromkeys(self.processes, 0))
+            for process in self.processes:
+                claim[process] += (process, correlation) in self._launches
+        pairs: dict[Id, Id] = {}
+        tied: list[Id] = []
+        for pid, claim in claims.items():
+            best = max(claim.values())
+            owners = [process for process in self.processes if claim[process] == best]
+            if best and len(owners) == 1:
+                pairs[pid] = owners[0]
+            elif best:
+                tied.append(pid)
+        return pairs | _pair_shifted(tied, [process for process in self.processes if process not in pairs.values()])
+
+    def _gpu_pids(self) -> set[Id]:
+        store = self._store
+        return {row.pid for row, _ in store.collective_kernels} | set(store.other_kernels.pids) | set(store.copies.pids)
+
+    def _correlations(self) -> Iterator[tuple[Id, int]]:
+        yield from ((row.pid, row.args.correlation) for row, _ in self._store.collective_kernels)
+        for rows in (self._store.other_kernels, self._store.copies):
+            yield from zip(rows.pids, rows.correlations, strict=True)
+
+
+def _pair_shifted(gpus: list[Id], processes: list[Id]) -> dict[Id, Id]:
+    """Pair ids that a merge shifted alike for each rank, such as GPU 0 and 1000 with processes 100 and 1100."""
+    gpu_numbers = sorted(pid for pid in gpus if isinstance(pid, int))
+    numbers = sorted(pid for pid in processes if isinstance(pid, int))
+    if len(gpu_numbers) != len(gpus) or len(numbers) != len(processes) or len(gpus) != len(processes):
+        return {}
+    shifts = {process - pid for pid, process in zip(gpu_numbers, numbers, strict=True)}
+    return dict(zip(gpu_numbers, numbers, strict=True)) if len(shifts) == 1 else {}
+
+
+def _external(store: Store, call: Frame) -> int:
+    return external_id(store.calls[call.call].args)
+
+
+def stacks_of(places: Iterable[Place]) -> dict[int, dict[float, tuple[Frame, ...]]]:
+    """For each thread (by identity) and launch time, the rows around it."""
+    times: dict[int, tuple[Thread, set[float]]] = {}
+    for place in places:
+        times.setdefault(id(place.thread), (place.thread, set()))[1].add(place.time)
+    return {key: thread.frames.stacks(at) for key, (thread, at) in times.items()}

@@ -1,0 +1,278 @@
+"""A Kineto trace as batches of events, in bounded memory.
+
+The text is read in blocks. Near the end of a block the reader guesses a border between two events and proves
+the guess by decoding: a block that starts at an event decodes as a JSON list only if its end, too, lies
+between two events, outside every string and nested value. So any layout is read rightly (any indent, compact,
+any order of keys, names that contain braces and quotes); a usual layout is only faster.
+
+A block that is not valid JSON is taken apart, repaired where the repair is certain, and what stays unreadable
+is dropped and counted (`Damage`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..errors import UserError
+from . import salvage
+from .damage import Damage
+from .events import decode, decode_forgiving
+from .frame import MEMBER_LIMIT, Frame, FrameError, TooLong
+from .source import Source
+from .text import Window
+
+BLOCK = 256 * 1024
+EVENT_LIMIT = 64 * 2**20
+"""The longest single event, in bytes; a longer one counts as lost, so that memory stays bounded."""
+
+_BORDER = re.compile(rb"\}\s*,\s*\{")
+_OPENING, _CLOSING = ord("["), ord("]")
+_TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
+# A wrong guess costs a decode of the block; four borders near the end are enough for any usual nesting.
+_GUESSES = 4
+
+
+class TraceReader:
+    """Reads one file. Iterate `batches()` once; then `members` and `damage` are complete.
+
+    Undecoded arguments of an event (`Op.args`) are views into the reader's buffer: decode them before the next batch.
+
+    `members` holds what the file says of itself (distributedInfo, deviceProperties).
+    Raises UserError with file, place and mend when there is nothing to read.
+    """
+
+    def __init__(self, path: Path, *, block: int = BLOCK) -> None:
+        self.path = path
+        self.damage = Damage()
+        self.members: dict[str, Any] = {}
+        self._block = block
+        self._border: bytes | None = None
+
+    def batches(self) -> Iterator[list[Any]]:
+        """Yield lists of events in the file's order; rows of no interest are structs of other types."""
+        with Source(self.path) as source:
+            window = Window(source, self._block)
+            window.fill(self._block)
+            if not self._skip_to_text(window):
+                raise UserError(f"{self.path}: empty{self._because(source)}; record the trace again")
+            first = window.buffer[window.start]
+            if first not in (_OPENING, ord("{")):
+                shown = bytes(window.buffer[window.start : window.start + 1]).decode("ascii", "backslashreplace")
+                raise UserError(
+                    f"{self.path}: line {self.line_of(window.offset(window.start))}: not a trace: a Kineto trace "
+                    f"begins with {{ or [, this with {shown!r}"
+                )
+            window.start += 1
+            yield from self._list(window) if first == _OPENING else self._object(window)
+            if source.cut_short:
+                self.damage.note(source.cut_short, events_missing=True)
+        self._refuse_unreadable()
+
+    def salvaged(self) -> str | None:
+        """What was lost, in one line, or None."""
+        place = self.damage.first_place
+        return self.damage.summary(None if place is None else self.line_of(place))
+
+    def line_of(self, offset: int) -> int:
+        """The line number, from 1, of a byte offset in the text. Reads the file again: for error messages only."""
+        line, left = 1, offset
+        view = memoryview(bytearray(self._block))
+        with Source(self.path) as source:
+            while left > 0 and (count := source.readinto(view[: min(left, len(view))])):
+                line += bytes(view[:count]).count(b"\n")
+                left -= count
+        return line
+
+    def _because(self, source: Source) -> str:
+        return f" ({source.cut_short})" if source.cut_short else ""
+
+    def _refuse_unreadable(self) -> None:
+        if self.damage.lost_events and not self.damage.read_events:
+            raise UserError(f"{self.path}: {self.salvaged()}; nothing else is in the file; record the trace again")
+
+    @staticmethod
+    def _skip_to_text(window: Window) -> bool:
+        if window.buffer[window.start : window.start + 3] == b"\xef\xbb\xbf":
+            window.start += 3
+        while True:
+            while window.start < window.end and window.buffer[window.start] in b" \t\r\n\x00":
+                window.start += 1
+            if window.start < window.end:
+                return True
+            if window.exhausted:
+                return False
+            window.fill(BLOCK)
+
+    def _object(self, window: Window) -> Iterator[list[Any]]:
+        frame = Frame(window)
+        lists = 0
+        while self._next_events(frame, window, lists):
+            lists += 1
+            if lists > 1:
+                raise UserError(f"{self.path}: has traceEvents twice; keep one of them")
+            self.members = dict(frame.members)
+            yield from self._list(window)
+        self.members = frame.members
+        if not lists:
+            raise UserError(f"{self.path}: has no traceEvents list; give a trace that torch.profiler exported")
+        if not frame.ended and not self.damage.notes:
+            self.damage.note("the file ends without its closing brackets")
+
+    def _next_events(self, frame: Frame, window: Window, lists: int) -> bool:
+        try:
+            return frame.next_events()
+        except FrameError as error:
+            if lists:  # behind the events nothing of need follows
+                frame.ended = True
+                return False
+            line = self.line_of(window.offset(error.position))
+            self.damage.note(f"the text before the events is not valid JSON at line {line}")
+        except TooLong:
+            if lists:
+                return False
+            size = MEMBER_LIMIT // 2**20
+            raise UserError(f"{self.path}: an entry before traceEvents is longer than {size} MiB; remove it") from None
+        try:
+            if frame.find_events():
+                return True
+        except TooLong:
+            pass
+        raise UserError(f"{self.path}: line {line}: not valid JSON, and no traceEvents list follows it")
+
+    # ---- the list of events ------------------------------------------------------------------------------------
+
+    def _list(self, window: Window) -> Iterator[list[Any]]:
+        """Yield the events up to the list's end; the window then begins behind its `]`."""
+        size = self._block
+        while True:
+            window.fill(size)
+            events, found = self._block_of_events(window)
+            if events:
+                self.damage.read_events += len(events)
+                yield events
+            if found == "end":
+                return
+            if found == "more":
+                if window.exhausted:
+                    yield from self._rest(window)
+                    return
+                if len(window) >= EVENT_LIMIT:
+                    raise UserError(
+                        f"{self.path}: line {self.line_of(window.offset(window.start))}: an event longer than "
+                        f"{EVENT_LIMIT // 2**20} MiB; this is no trace, or a broken one"
+                    )
+                size = min(2 * len(window), EVENT_LIMIT)
+            else:
+                size = self._block
+
+    def _block_of_events(self, window: Window) -> tuple[list[Any], str]:
+        """Decode what is in memory up to the last border: the events, and "cut", "end" (of the list) or "more"."""
+        guess = window.end
+        for _ in range(_GUESSES):
+            comma = self._last_border(window, guess)
+            if comma is None:
+                return [], "more"
+            try:
+                events = self._decode(window, comma)
+            except msgspec.DecodeError as error:
+                trailing = _TRAILING.search(str(error))
+                if trailing:
+                    return self._end(window, int(trailing.group(1))), "end"
+                if "truncated" in str(error):
+                    guess = comma
+                    continue
+                return self._take_apart(window, comma)
+            window.start = comma + 1
+            return events, "cut"
+        return [], "more"
+
+    def _decode(self, window: Window, closing: int) -> list[Any]:
+        """Decode the list from the window's start to the separator at `closing`, in place."""
+        buffer = window.buffer
+        opening = window.start - 1
+        buffer[opening] = _OPENING
+        kept, buffer[closing] = buffer[closing], _CLOSING
+        try:
+            # The events' undecoded arguments are views into the buffer: valid until the next block is read.
+            return decode(memoryview(buffer)[opening : closing + 1])
+        finally:
+            buffer[closing] = kept
+
+    def _end(self, window: Window, trailing: int) -> list[Any]:
+        """Decode the last events: the decoder met other text, `trailing` bytes behind the list's `[`."""
+        bracket = window.buffer.rindex(b"]", window.start - 1, window.start - 1 + trailing)
+        events = self._decode(window, bracket)
+        window.start = bracket + 1
+        return events
+
+    def _last_border(self, window: Window, before: int) -> int | None:
+        """The position of the comma between two events that is nearest to `before`, by the look of it."""
+        buffer, start = window.buffer, window.start
+        if self._border is None:
+            first = _BORDER.search(buffer, start, window.end)
+            if first is None:
+                return None
+            self._border = bytes(first.group())
+        found = buffer.rfind(self._border, start, before)
+        if found >= 0:
+            return found + self._border.index(b",")
+        stretch = 4096
+        while True:
+            low = max(start, before - stretch)
+            borders = list(_BORDER.finditer(buffer, low, before))
+            if borders:
+                return borders[-1].start() + borders[-1].group().index(b",")
+            if low == start:
+                return None
+            stretch *= 8
+
+    # ---- text that is not valid JSON -----------------------------------------------------------------------------
+
+    def _rest(self, window: Window) -> Iterator[list[Any]]:
+        """The end of the file without a border in it: the last events, and perhaps what follows the list."""
+        window.buffer[window.start - 1] = _OPENING
+        text = bytes(window.buffer[window.start - 1 : window.end])
+        try:
+            events = decode(text)
+            window.start = window.end
+        except msgspec.DecodeError as error:
+            trailing = _TRAILING.search(str(error))
+            if trailing:
+                events = self._end(window, int(trailing.group(1)))
+            else:
+                events = self._take_apart(window, window.end)[0]
+        self.damage.read_events += len(events)
+        yield events
+
+    def _take_apart(self, window: Window, stop: int) -> tuple[list[Any], str]:
+        """Read a stretch that is not valid JSON: as a whole by the forgiving reader, else event by event."""
+        text = bytes(window.buffer[window.start : stop])
+        try:
+            events: list[Any] = decode_forgiving(b"[" + text + b"]")
+        except ValueError:
+            pass
+        else:
+            window.start = min(stop + 1, window.end)
+            if stop == window.end:
+                self.damage.note("the file ends without its closing brackets")
+            return events, "cut"
+        pieces = salvage.Pieces(text, self._border)
+        events = list(pieces.events())
+        for place in pieces.lost:
+            self.damage.lose(window.offset(window.start + place))
+        if pieces.end is not None:
+            window.start += pieces.end
+            return events, "end"
+        if stop == window.end:
+            cut_inside = pieces.unfinished
+            self.damage.note(
+                "the file ends in the middle of an event" if cut_inside else "the file ends without its closing brackets",
+                events_missing=cut_inside,
+            )
+        window.start = min(stop + 1, window.end)
+        return events, "cut"

@@ -1,0 +1,125 @@
+"""A trace file as plain bytes, whatever it is wrapped in: plain or gzip, told by content, not by name."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import zlib
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, cast
+
+from ..errors import UserError
+
+try:
+    from isal import igzip as _fast_gzip
+except ImportError:  # no wheel for this platform: the standard library reads the same bytes, slower
+    _fast_gzip = None
+
+GZIP_MAGIC = b"\x1f\x8b"
+# A trace exported to .gz and compressed again by an upload step is common; more layers are a trick.
+MAX_GZIP_LAYERS = 3
+_OTHER_FORMATS = {
+    b"PK\x03\x04": "a zip archive: unpack it first",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd: unpack it with `zstd -d` first",
+    b"\xfd7zXZ\x00": "compressed with xz: unpack it with `xz -d` first",
+    b"BZh": "compressed with bzip2: unpack it with `bzip2 -d` first",
+}
+
+
+class Source:
+    """The decompressed bytes of one file, read forward.
+
+    `cut_short` becomes a sentence when the compressed data ended or broke before its end; the bytes
+    before that place are still delivered.
+
+    Raises UserError on opening when the file is missing, not readable, or not a trace by its first bytes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.cut_short: str | None = None
+        try:
+            self._file: IO[bytes] = path.open("rb", buffering=0)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be opened ({error.strerror or error}); check the path") from None
+        self._opened: list[IO[bytes]] = [self._file]
+        try:
+            self._unwrap()
+        except BaseException:
+            self.close()
+            raise
+
+    def _unwrap(self) -> None:
+        for layer in range(MAX_GZIP_LAYERS + 1):
+            head = self._peek(6)
+            if not head.startswith(GZIP_MAGIC):
+                break
+            if layer == MAX_GZIP_LAYERS:
+                raise UserError(f"{self.path}: gzip inside gzip, {layer + 1} times; unpack it once and try again")
+            opened = _fast_gzip.IGzipFile(mode="rb", fileobj=self._file) if _fast_gzip else gzip.GzipFile(mode="rb", fileobj=self._file)
+            self._file = cast("IO[bytes]", opened)
+            self._opened.append(self._file)
+        for magic, advice in _OTHER_FORMATS.items():
+            if head.startswith(magic):
+                raise UserError(f"{self.path}: {advice}")
+
+    def _peek(self, size: int) -> bytes:
+        head = b""
+        with self._note_broken_gzip():
+            while len(head) < size and (more := self._file.read(size - len(head))):
+                head += more
+        with contextlib.suppress(*_GZIP_ERRORS):
+            self._file.seek(0)
+        return head
+
+    def readinto(self, view: memoryview) -> int:
+        """Fill `view` with the next bytes and return how many; 0 at the end or where the data broke."""
+        filled = 0
+        with self._note_broken_gzip():
+            file = cast("Any", self._file)
+            while filled < len(view) and (count := file.readinto(view[filled:])):
+                filled += count
+        return filled
+
+    def _note_broken_gzip(self) -> _BrokenGzip:
+        return _BrokenGzip(self)
+
+    def close(self) -> None:
+        for file in reversed(self._opened):
+            file.close()
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+_GZIP_ERRORS = (EOFError, zlib.error, OSError, io.UnsupportedOperation)
+
+
+class _BrokenGzip:
+    """Turns the several exceptions of broken gzip data into `Source.cut_short`."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> bool:
+        if kind is None:
+            return False
+        if isinstance(error, EOFError):
+            self._source.cut_short = "the compressed data ends too early"
+        elif isinstance(error, IsADirectoryError):
+            raise UserError(f"{self._source.path}: is a folder") from None
+        elif isinstance(error, _GZIP_ERRORS) or kind.__name__ == "error":  # isal's own zlib error has this name
+            self._source.cut_short = f"the compressed data is broken ({error})"
+        else:
+            return False
+        return True

@@ -1,0 +1,271 @@
+"""What is kept of a trace while it is read: columns of numbers for the many rows, objects for the few.
+
+Memory grows with launches (17 bytes each), GPU rows (30 bytes) and calls, not with the file. CPU ops that no
+rule asks for are dropped at once. Which plain ops may matter is known only from the rows around them; in Kineto's
+own order (per thread by start) that is known when they come. In any other order `ordered` turns False and the plain
+ops are collected by a second reading (`PlainOps`), so the order changes the time, not the answer.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from typing import Any
+
+from .. import kernels
+from . import events, frames
+from .events import Annotation, CommArgs, DriverLaunch, Id, Kernel, Launch, Memcpy, Op, ThreadName
+from .frames import Frames
+
+_NAMES_CACHED = 1 << 16
+# Calls of the runtime that never put a row on the GPU; "Memcpy", "Memset" and "Launch" do.
+_NO_LAUNCH = ("Event", "Stream", "Synchronize", "Get", "Func", "Occupancy", "Malloc", "Free", "Peek", "Pointer", "Host")
+GRAPH, PLAIN = 2, 1
+
+
+class Thread:
+    """One CPU thread: its kept frames and its launches."""
+
+    def __init__(self, pid: Id, tid: Id) -> None:
+        self.pid = pid
+        self.tid = tid
+        self.autograd = False
+        self.has_ops = False
+        self.frames = Frames()
+        self.launch_times = array("d")
+        self.launch_correlations = array("q")
+        self.launch_kinds = array("b")
+        self._launch_order: list[int] | None = None
+        # Where the reading stands: the newest row's start, and how far the open frames of two sorts reach.
+        self.newest = float("-inf")
+        self.evaluate_end = float("-inf")
+        self.call_end = float("-inf")
+
+    def launches_between(self, start: float, end: float) -> list[int]:
+        """The rows of the launches in a stretch of time, ends included."""
+        if self._launch_order is None or len(self._launch_order) != len(self.launch_times):
+            self._launch_order = sorted(range(len(self.launch_times)), key=self.launch_times.__getitem__)
+        low = bisect_left(self._launch_order, start, key=self.launch_times.__getitem__)
+        high = bisect_right(self._launch_order, end, key=self.launch_times.__getitem__)
+        return self._launch_order[low:high]
+
+
+class GpuRows:
+    """GPU rows whose name doesn't say whether they belong to a collective, as columns."""
+
+    def __init__(self) -> None:
+        self.starts = array("d")
+        self.durations = array("d")
+        self.correlations = array("q")
+        self.externals = array("q")
+        self.names = array("i")
+        self.pids: list[Id] = []
+
+    def append(self, row: Kernel, external: int, name: int) -> None:
+        self.starts.append(row.ts)
+        self.durations.append(row.dur)
+        self.correlations.append(_small(row.args.correlation))
+        self.externals.append(_small(external))
+        self.names.append(name)
+        # Interned ints and strings: a list of references costs 8 bytes a row.
+        self.pids.append(row.pid)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+
+class Call:
+    """One `record_param_comms` row: what c10d said about a call, and how many tensors it took."""
+
+    __slots__ = ("args", "tensors")
+
+    def __init__(self, args: CommArgs, tensors: int) -> None:
+        self.args = args
+        self.tensors = tensors
+
+
+class Store:
+    """Everything the join needs, filled batch by batch with `add`."""
+
+    def __init__(self) -> None:
+        self.threads: dict[tuple[Id, Id], Thread] = {}
+        self.names: list[str] = []
+        self.calls: list[Call] = []
+        self.collective_kernels: list[tuple[Kernel, kernels.Kernel]] = []
+        self.other_kernels = GpuRows()
+        self.copies = GpuRows()
+        self.gpu_rows = 0
+        self.amd = False
+        self.ordered = True
+        self._name_numbers: dict[str, int] = {}
+        self._op_flags: dict[str, int] = {}
+        self._annotation_flags: dict[str, int] = {}
+        self._launch_kinds: dict[str, int] = {}
+        self._kernels: dict[str, kernels.Kernel | None] = {}
+
+    def add(self, batch: Iterable[Any]) -> None:
+        """Take one batch of the reader's events; their undecoded arguments need not live longer."""
+        thread: Thread | None = None
+        for row in batch:
+            kind = type(row)
+            if kind is Op or kind is Annotation:
+                if thread is None or thread.tid != row.tid or thread.pid != row.pid:
+                    thread = self.thread(row.pid, row.tid)
+                if kind is Op:
+                    self._op(thread, row)
+                else:
+                    self._annotation(thread, row)
+            elif kind is Launch or kind is DriverLaunch:
+                if thread is None or thread.tid != row.tid or thread.pid != row.pid:
+                    thread = self.thread(row.pid, row.tid)
+                self._launch(thread, row)
+            elif kind is Kernel:
+                self._kernel(row)
+            elif kind is Memcpy:
+                self.gpu_rows += 1
+                self.copies.append(row, events.external_id(row.args), -1)
+            elif kind is ThreadName and "pt_autograd_" in row.name:
+                self.thread(row.pid, row.tid).autograd = True
+
+    def thread(self, pid: Id, tid: Id) -> Thread:
+        thread = self.threads.get((pid, tid))
+        if thread is None:
+            thread = self.threads[pid, tid] = Thread(pid, tid)
+        return thread
+
+    def number_of(self, name: str) -> int:
+        """The number under which a name is kept; names are few, rows are many."""
+        number = self._name_numbers.get(name)
+        if number is None:
+            number = self._name_numbers[name] = len(self.names)
+            self.names.append(name)
+        return number
+
+    def flags_of(self, row: Op) -> int:
+        return _cached(self._op_flags, row.name, frames.flags_of_op)
+
+    def _op(self, thread: Thread, row: Op) -> None:
+        flags = self._op_flags.get(row.name)
+        if flags is None:
+            flags = self.flags_of(row)
+        start = row.ts
+        if start < thread.newest:
+            self.ordered = False
+        thread.newest = start
+        thread.has_ops = True
+        if flags == 0:
+            if start >= thread.evaluate_end and start >= thread.call_end:
+                return
+            flags = frames.IS_OP | (frames.INNER if start < thread.call_end else 0)
+            if start < thread.evaluate_end and is_forward_op(row):
+                flags |= frames.FORWARD_OP
+            if flags != frames.IS_OP:
+                name = self.number_of(row.name) if flags & frames.FORWARD_OP else -1
+                thread.frames.append(start, start + row.dur, flags, name)
+            return
+        self._flagged_op(thread, row, flags)
+
+    def _flagged_op(self, thread: Thread, row: Op, flags: int) -> None:
+        start, end = row.ts, row.ts + row.dur
+        call = -1
+        if flags & frames.EVALUATE:
+            thread.evaluate_end = max(thread.evaluate_end, end)
+        elif flags & frames.CALL:
+            thread.call_end = max(thread.call_end, end)
+            call = self._call(row)
+            if is_forward_op(row):
+                flags |= frames.FORWARD_OP
+        thread.frames.append(start, end, flags, self.number_of(row.name), call)
+
+    def _call(self, row: Op) -> int:
+        args = events.comm_args(row.args)
+        coalesced = args.collective is not None and "coalesced" in args.collective
+        self.calls.append(Call(args, events.input_tensors(row.args) if coalesced else 1))
+        return len(self.calls) - 1
+
+    def _annotation(self, thread: Thread, row: Annotation) -> None:
+        flags = _cached(self._annotation_flags, row.name, frames.flags_of_annotation)
+        if row.ts < thread.newest:
+            self.ordered = False
+        thread.newest = row.ts
+        if flags:
+            thread.frames.append(row.ts, row.ts + row.dur, flags, self.number_of(row.name))
+
+    def _launch(self, thread: Thread, row: Launch) -> None:
+        kind = self._launch_kinds.get(row.name)
+        if kind is None:
+            kind = _cached(self._launch_kinds, row.name, _launch_kind)
+            self.amd = self.amd or row.name.startswith("hip")
+        correlation = row.args.correlation
+        if kind and 0 < correlation < _BIG:
+            thread.launch_times.append(row.ts)
+            thread.launch_correlations.append(correlation)
+            thread.launch_kinds.append(kind)
+
+    def _kernel(self, row: Kernel) -> None:
+        self.gpu_rows += 1
+        found = self._kernels.get(row.name, _UNSEEN)
+        if found is _UNSEEN:
+            found = _cached(self._kernels, row.name, kernels.classify)
+        if found is None:
+            self.other_kernels.append(row, events.external_id(row.args), self.number_of(row.name))
+        elif found.collective:
+            self.collective_kernels.append((row, found))
+
+    def processes(self) -> list[Id]:
+        """The processes that ran CPU ops or launched work, in the order of the file."""
+        return list(dict.fromkeys(t.pid for t in self.threads.values() if t.has_ops or len(t.launch_times)))
+
+
+class PlainOps:
+    """The second reading of a trace in unusual order: plain ops around the launches that matter."""
+
+    def __init__(self, store: Store, times: dict[tuple[Id, Id], list[float]]) -> None:
+        self._store = store
+        self._times = {key: sorted(values) for key, values in times.items()}
+        for thread in store.threads.values():
+            thread.frames.drop_plain_ops()
+
+    def add(self, batch: Iterable[Any]) -> None:
+        for row in batch:
+            if type(row) is not Op or self._store.flags_of(row):
+                continue
+            times = self._times.get((row.pid, row.tid))
+            if not times:
+                continue
+            first = bisect_left(times, row.ts)
+            end = row.ts + row.dur
+            if first == len(times) or times[first] > end:
+                continue
+            flags = frames.IS_OP | frames.INNER | (frames.FORWARD_OP if is_forward_op(row) else 0)
+            self._store.threads[row.pid, row.tid].frames.append(row.ts, end, flags, self._store.number_of(row.name))
+
+
+def is_forward_op(row: Op) -> bool:
+    """Whether the op records the graph: in backward that is a forward op run again."""
+    args = events.op_args(row.args)
+    return args.sequence is not None and args.forward_thread == 0
+
+
+_UNSEEN: Any = object()
+_BIG = 1 << 63
+
+
+def _small(value: int) -> int:
+    return value if -_BIG <= value < _BIG else -1
+
+
+def _launch_kind(name: str) -> int:
+    if "GraphLaunch" in name:
+        return GRAPH
+    launches = "Launch" in name or "Mem" in name
+    return 0 if not launches and any(word in name for word in _NO_LAUNCH) else PLAIN
+
+
+def _cached(cache: dict[str, Any], name: str, find: Any) -> Any:
+    if name not in cache:
+        if len(cache) >= _NAMES_CACHED:
+            cache.clear()
+        cache[name] = find(name)
+    return cache[name]

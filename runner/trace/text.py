@@ -1,0 +1,47 @@
+"""A window of bytes that slides over a file: the reader's only buffer."""
+
+from __future__ import annotations
+
+from .source import Source
+
+
+class Window:
+    """The unread part of a file that is in memory: `buffer[start:end]`.
+
+    One byte before `start` always exists, so that a decoder can be given a bracket there without a copy.
+    Memory is the block that was asked for, or the longest event, whichever is larger.
+    """
+
+    def __init__(self, source: Source, size: int) -> None:
+        self._source = source
+        self.buffer = bytearray(size + 2)
+        self.start = 1
+        self.end = 1
+        self.exhausted = False
+        self._offset = 0
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    def offset(self, position: int) -> int:
+        """Return the place in the file's text, in bytes from its beginning, of a position in the buffer."""
+        return self._offset + position - 1
+
+    def fill(self, size: int) -> None:
+        """Hold at least `size` unread bytes, or all there are. Positions in the buffer change."""
+        if self.exhausted or len(self) >= size:
+            return
+        unread = self.buffer[self.start : self.end]
+        self._offset += self.start - 1
+        if size + 2 > len(self.buffer):
+            # A new one, not a longer one: decoded events may still look into the old buffer.
+            self.buffer = bytearray(size + 2)
+        self.buffer[1 : 1 + len(unread)] = unread
+        self.start, self.end = 1, 1 + len(unread)
+        with memoryview(self.buffer) as view:
+            while len(self) < size:
+                count = self._source.readinto(view[self.end : size + 1])
+                if not count:
+                    self.exhausted = True
+                    break
+                self.end += count
