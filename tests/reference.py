@@ -246,7 +246,8 @@ class _Process:
             return None
         return {
             **about,
-            "dtype": about["dtype"] or named_dtype(row["name"]),
+            # A general kernel's name is a container that may serve several dtypes in one launch.
+            "dtype": about["dtype"] or (named_dtype(row["name"]) if is_symmetric(mechanism) else None),
             "step": self.step(where),
             "phase": self.phase(where, stack),
             "kind": kind_of(row, sources),

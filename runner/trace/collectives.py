@@ -198,6 +198,9 @@ class _Builder:
         about = facts(row.args, call)
         if about.group_size == 1:
             return None
+        if about.dtype is None and known.symmetric:
+            # Only these names are sure: a general kernel's is a container that may serve several dtypes in one launch.
+            about = about._replace(dtype=known.dtype)
         if self._amd:
             known = kernels.on_amd(known)
         calls, shared = (1, None) if graph else self._coalesced.calls(row.place, window, sharing)

@@ -16,6 +16,10 @@ from .frames import Frame
 from .store import GRAPH, Store, Thread
 
 
+# The runtime's call and the driver's call below it may carry one correlation.
+_SAME_CALL_US = 1000.0
+
+
 class Place(NamedTuple):
     """Where and when the CPU launched a GPU row. `graph` marks the replay of a CUDA graph."""
 
@@ -34,7 +38,7 @@ class Join:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.processes = store.processes()
-        self._launches: dict[tuple[Id, int], Place] = {}
+        self._launches: dict[tuple[Id, int], Place | None] = {}
         self._calls: dict[tuple[Id, int], Place | None] = {}
         self._keep_wanted({row.args.correlation for row, _ in store.collective_kernels})
         for thread in store.threads.values():
@@ -46,8 +50,8 @@ class Join:
         process = self._gpu_process.get(pid)
         if process is None:
             return None
-        if correlation > 0 and (found := self._launches.get((process, correlation))):
-            return found
+        if correlation > 0 and (process, correlation) in self._launches:
+            return self._launches[process, correlation]
         if external > 0 and external != correlation:
             return self._calls.get((process, external))
         return None
@@ -60,7 +64,14 @@ class Join:
 
     def _keep(self, thread: Thread, row: int) -> None:
         place = Place(thread, thread.launch_times[row], thread.launch_kinds[row] == GRAPH)
-        self._launches[thread.pid, thread.launch_correlations[row]] = place
+        key = (thread.pid, thread.launch_correlations[row])
+        if key in self._launches:
+            known = self._launches[key]
+            if known is None or known.thread is not thread or abs(known.time - place.time) > _SAME_CALL_US:
+                # Two launches of one id: ranks whose process ids are alike (1 in containers) in one merged file.
+                self._launches[key] = None
+                return
+        self._launches[key] = place
 
     def _keep_below_calls(self, thread: Thread) -> None:
         """Keep the launches below `record_param_comms` and `symm_mem::` ops, and those calls by External id."""
