@@ -41,7 +41,7 @@ class Case:
         self.pool.register()
         seconds = trace_steps(
             lambda: self._step(step),
-            lambda: self.control.barrier(f"{self.id}/traced", self.deadline),
+            lambda name: self.control.barrier(f"{self.id}/{name}", self.deadline),
             self.record.trace_path,
             device=self.device,
             warmup=self.warmup,

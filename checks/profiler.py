@@ -30,7 +30,7 @@ def start_profiler_once(device: torch.device) -> None:
 
 def trace_steps(
     step: Callable[[], None],
-    barrier: Callable[[], None],
+    barrier: Callable[[str], None],
     path: Path,
     *,
     device: torch.device,
@@ -39,8 +39,9 @@ def trace_steps(
 ) -> float:
     """Run one untraced step, `warmup` thrown away ones and `steps` traced ones; write the trace to `path`.
 
-    Kineto drops whatever is not fully inside the window, so the last traced step ends only when this GPU is
-    idle and every rank has come as far. Returns the seconds that the export took.
+    Kineto drops what is not fully inside the window, and keeps the kernels of a warm-up step that run late without
+    their launches; so the step before the window and the last one in it end only when this GPU is idle and every
+    rank has come as far. Returns the seconds that the export took.
     """
     exported = 0.0
 
@@ -60,8 +61,8 @@ def trace_steps(
     ) as window:
         for number in range(1 + warmup + steps):
             step()
-            if number == warmup + steps:
+            if number in (warmup, warmup + steps):
                 synchronize(device)
-                barrier()
+                barrier(f"step{number}")
             window.step()
     return exported
