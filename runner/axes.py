@@ -19,7 +19,7 @@ DTYPES = (
     "int32",
     "int64",
 )
-OPS = ("sum", "avg", "product", "min", "max")
+OPS = ("sum", "avg", "min", "max")
 
 _CHOICES = {"pool": POOLS, "dtype": DTYPES, "op": OPS}
 _SIZE = re.compile(r"([1-9][0-9]{0,14}) ?(B|KiB|MiB|GiB)")

@@ -1,0 +1,63 @@
+# make check   runs the probes on this machine's GPU, or judges the recorded run where there is none
+# make test    linters, types, then every test
+# make lint    linters and types only
+# make clean   removes what these made
+#
+# All of it happens in an own environment in .venv. PYTHON is the Python it is made with (3.10 or newer);
+# TORCH_PYTHON is the one with the torch under test, in which nothing is ever installed.
+
+PYTHON ?= python3
+TORCH_PYTHON ?= $(PYTHON)
+VENV ?= .venv
+TEST_TORCH ?= torch==2.13.0
+PYTEST_ARGS ?= -n 2 --dist loadfile
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+# Another Python, or another list of files, makes another stamp, so the environment is never of yesterday.
+python_version := $(shell $(PYTHON) -c 'import sys; sys.version_info >= (3, 10) and print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null)
+sources := $(shell find runner checks -type f -not -path '*/__pycache__/*' | LC_ALL=C sort)
+made := $(VENV)/made-$(python_version)
+installed := $(VENV)/installed-$(firstword $(shell echo '$(sources)' | cksum))
+test_ready := $(VENV)/test-ready
+
+.PHONY: check test lint clean
+.DELETE_ON_ERROR:
+
+check: $(installed)
+	@why="$$($(TORCH_PYTHON) checks/__main__.py --describe </dev/null \
+		| $(BIN)/python -c 'import json, sys; print(json.load(sys.stdin)["error"] or "")')"; \
+	if [ -z "$$why" ]; then \
+		echo "make check: running the probes on this machine"; \
+		$(BIN)/symmem-check run --python "$(TORCH_PYTHON)"; \
+	else \
+		echo "make check: nothing can be run with $(TORCH_PYTHON) here ($$why), so the recorded run is judged instead"; \
+		$(BIN)/symmem-check run --replay; \
+	fi
+
+test: lint $(installed)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(test_ready)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+
+$(made):
+	@test -n "$(python_version)" || { echo "symmem-check needs Python 3.10 or newer, and '$(PYTHON)' is none; set PYTHON=/path/to/python3" >&2; exit 1; }
+	rm -rf $(VENV)
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "$(PYTHON) can't make an environment; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	$(PIP) hatchling
+	@touch $@
+
+$(installed): pyproject.toml $(sources) | $(made)
+	$(PIP) --no-build-isolation .
+	@rm -f $(VENV)/installed-* && touch $@
+
+$(test_ready): pyproject.toml | $(made)
+	$(PIP) --no-build-isolation '.[test]' '$(TEST_TORCH)'
+	@touch $@

@@ -1,0 +1,32 @@
+"""What every test has: the project's top folder, and the marks `gpu` and `needs_program`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def project() -> Path:
+    """The top folder of the checkout."""
+    return Path(__file__).resolve().parent.parent
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what this machine can't do; in continuous integration a missing program is a failure."""
+    for mark in item.iter_markers("needs_program"):
+        name = mark.args[0]
+        if shutil.which(name) is None:
+            missing = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
+            missing(f"the program {name} is missing; install it")
+    if item.get_closest_marker("gpu") and not _has_gpu():
+        pytest.skip("needs an NVIDIA GPU and a CUDA build of torch")
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
