@@ -81,7 +81,10 @@ class Case:
         """Compare `got` with a float64 reference of the same shape; adds to the record's `values`.
 
         An element is wrong where it is not finite or differs by more than `tolerance` (absolute).
+        Raises ValueError where the shapes differ.
         """
+        if got.shape != expected.shape:
+            raise ValueError(f"values of shape {tuple(got.shape)} are compared with {tuple(expected.shape)}")
         error = (got.detach().to(torch.float64) - expected.to(torch.float64)).abs()
         error = torch.where(error.isfinite(), error, torch.inf)
         values = self.record.content["values"] or {"checked": 0, "wrong": 0, "max_error": 0.0, "tolerance": 0.0}

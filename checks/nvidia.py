@@ -33,9 +33,16 @@ def nccl_version(path: str) -> str | None:
             return None
     except (OSError, AttributeError):
         return None
-    # The code's base changed with 2.9: https://github.com/NVIDIA/nccl/blob/v2.30.7-1/src/nccl.h.in
-    base = 10000 if code.value >= 10000 else 1000
-    return f"{code.value // base}.{code.value % base // 100}.{code.value % 100}"
+    return release(code.value)
+
+
+def release(code: int) -> str:
+    """Return NCCL's version code in words: 23007 is "2.30.7"; the base changed with 2.9, 2804 is "2.8.4".
+
+    From NCCL_VERSION in https://github.com/NVIDIA/nccl/blob/v2.30.7-1/src/nccl.h.in
+    """
+    base = 10000 if code >= 10000 else 1000
+    return f"{code // base}.{code % base // 100}.{code % 100}"
 
 
 def multicast_supported(device: int) -> bool | None:

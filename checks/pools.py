@@ -54,8 +54,10 @@ class Pool:
             return self._slots[slot].copy_(tensor).detach()
         with self.around_buffer():
             copy = tensor.clone(memory_format=torch.contiguous_format)
-        if self.static:
-            self._slots[slot] = copy
+        if not self.static:
+            return copy
+        # A tensor that autograd has never seen is kept; what is handed out gets a history.
+        self._slots[slot] = copy
         return copy.detach()
 
     def register(self) -> None:

@@ -16,7 +16,7 @@ from .plan import Case, Plan
 from .processes import POLL_SECONDS, Processes, how_it_ended
 from .runfolder import End, Lost, LostOutcome, RankOutcome, Record, RunFolder, write_json
 
-OVERDUE_SECONDS = 15.0
+OVERDUE_SECONDS = 10.0
 """A rank ends itself at its deadline, or a few seconds after; beyond that it is killed."""
 QUIET_SECONDS = 30.0
 """Between two cases the ranks only agree; where nothing happens for so long, they no longer can."""
@@ -184,7 +184,7 @@ class Watch:
         unfinished = bool(self._begun(part)) or not self._ended_any(part)
         if unfinished:
             if hung:
-                message = f"no end within {hung[0].deadline:g} s; {message}"
+                message = f"no end within {hung[0].deadline:g} s; the stacks are in starts/{part.start}/log.txt"
             self._lose(part, "hung" if hung else "died", rank, message)
         if hung:
             return End(exit_status=status, ended="hung", message=message)
@@ -193,7 +193,8 @@ class Watch:
         left = len(self.left())
         if not left:
             return End(exit_status=status, ended="finished")
-        return End(exit_status=status, ended="restart", message=f"{left} cases are left for a fresh start of the ranks")
+        message = f"{left} of {len(self._plan.cases)} cases left for a fresh start of the ranks"
+        return End(exit_status=status, ended="restart", message=message)
 
     def _why(
         self, part: Plan, processes: Processes, status: int, failure: tuple[int, int] | None
