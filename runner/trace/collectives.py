@@ -93,7 +93,9 @@ def _about(members: dict[str, Any]) -> dict[str, Any]:
 
 def _is_amd(store: Store, members: dict[str, Any]) -> bool:
     devices = members.get("deviceProperties")
-    named = [str(device.get("name")) for device in devices if isinstance(device, dict)] if isinstance(devices, list) else []
+    named = (
+        [str(device.get("name")) for device in devices if isinstance(device, dict)] if isinstance(devices, list) else []
+    )
     return store.amd or any(_AMD_DEVICE.search(name) for name in named)
 
 

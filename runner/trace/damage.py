@@ -32,6 +32,8 @@ class Damage:
         parts = list(self.notes)
         if self.lost_events:
             events = "1 event" if self.lost_events == 1 else f"{self.lost_events} events"
-            where = f", the first at line {line}" if line and self.lost_events > 1 else f" at line {line}" if line else ""
+            where = (
+                f", the first at line {line}" if line and self.lost_events > 1 else f" at line {line}" if line else ""
+            )
             parts.insert(0, f"{events} could not be read{where}")
         return "; ".join(parts) or None

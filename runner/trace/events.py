@@ -208,8 +208,8 @@ def _complete(row: dict[str, Any]) -> Event | None:
 
 
 def _gpu_args(args: dict[str, Any]) -> GpuArgs:
-    comm = comm_args_from_loose(args)
-    return GpuArgs(*(getattr(comm, name) for name in CommArgs.__struct_fields__), integer(args.get("correlation")) or 0)
+    comm = msgspec.structs.asdict(comm_args_from_loose(args))
+    return GpuArgs(**comm, correlation=integer(args.get("correlation")) or 0)
 
 
 def comm_args(text: Raw) -> CommArgs:

@@ -116,7 +116,7 @@ class Frame:
     def _value_end(self, position: int) -> int:
         """Return the position behind the value that begins at `position`; the window's end where it is cut off."""
         window = self._window
-        if window.buffer[position : position + 1] not in (b'"', b"{", b"["):
+        if bytes(window.buffer[position : position + 1]) not in (b'"', b"{", b"["):
             return self._skip(position, _SCALAR)
         depth = 0
         while True:

@@ -15,7 +15,6 @@ from .events import Id, external_id
 from .frames import Frame
 from .store import GRAPH, Store, Thread
 
-
 # The runtime's call and the driver's call below it may carry one correlation.
 _SAME_CALL_US = 1000.0
 
@@ -92,7 +91,7 @@ class Join:
     def _pair_processes(self) -> dict[Id, Id]:
         """Which process launched the work of each GPU (`pid` of its rows)."""
         if len(self.processes) == 1:
-            return {pid: self.processes[0] for pid in self._gpu_pids()}
+            return dict.fromkeys(self._gpu_pids(), self.processes[0])
         claims: dict[Id, dict[Id, int]] = {}
         for pid, correlation in self._correlations():
             claim = claims.setdefault(pid, dict.fromkeys(self.processes, 0))

@@ -37,6 +37,10 @@ _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 _GUESSES = 4
 
 
+class NotATrace(UserError):
+    """The file is whole, but something else: an object without `traceEvents`."""
+
+
 class TraceReader:
     """Reads one file. Iterate `batches()` once; then `members` and `damage` are complete.
 
@@ -119,7 +123,7 @@ class TraceReader:
             yield from self._list(window)
         self.members = frame.members
         if not lists:
-            raise UserError(f"{self.path}: has no traceEvents list; give a trace that torch.profiler exported")
+            raise NotATrace(f"{self.path}: has no traceEvents list; give a trace that torch.profiler exported")
         if not frame.ended and not self.damage.notes:
             self.damage.note("the file ends without its closing brackets")
 
@@ -269,10 +273,9 @@ class TraceReader:
             window.start += pieces.end
             return events, "end"
         if stop == window.end:
-            cut_inside = pieces.unfinished
-            self.damage.note(
-                "the file ends in the middle of an event" if cut_inside else "the file ends without its closing brackets",
-                events_missing=cut_inside,
-            )
+            if pieces.unfinished:
+                self.damage.note("the file ends in the middle of an event", events_missing=True)
+            else:
+                self.damage.note("the file ends without its closing brackets")
         window.start = min(stop + 1, window.end)
         return events, "cut"

@@ -14,7 +14,9 @@ from typing import Any
 from .events import Event, from_loose
 
 _ANY_BORDER = re.compile(rb"(?<=\})\s*,\s*(?=\{)")
-_BARE_WORD = re.compile(r"(?<=[:\[,])(\s*)([-+]?(?:nan|inf|infinity)|n/a|none|nil|undefined)(?=\s*[,}\]])", re.IGNORECASE)
+_BARE_WORD = re.compile(
+    r"(?<=[:\[,])(\s*)([-+]?(?:nan|inf|infinity)|n/a|none|nil|undefined)(?=\s*[,}\]])", re.IGNORECASE
+)
 _LEADING = b" \t\r\n,"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import io
 import zlib
 from pathlib import Path
@@ -13,9 +12,9 @@ from typing import IO, Any, cast
 from ..errors import UserError
 
 try:
-    from isal import igzip as _fast_gzip
+    from isal.igzip import IGzipFile as GzipReader
 except ImportError:  # no wheel for this platform: the standard library reads the same bytes, slower
-    _fast_gzip = None
+    from gzip import GzipFile as GzipReader
 
 GZIP_MAGIC = b"\x1f\x8b"
 # A trace exported to .gz and compressed again by an upload step is common; more layers are a trick.
@@ -58,8 +57,7 @@ class Source:
                 break
             if layer == MAX_GZIP_LAYERS:
                 raise UserError(f"{self.path}: gzip inside gzip, {layer + 1} times; unpack it once and try again")
-            opened = _fast_gzip.IGzipFile(mode="rb", fileobj=self._file) if _fast_gzip else gzip.GzipFile(mode="rb", fileobj=self._file)
-            self._file = cast("IO[bytes]", opened)
+            self._file = cast("IO[bytes]", GzipReader(mode="rb", fileobj=self._file))
             self._opened.append(self._file)
         for magic, advice in _OTHER_FORMATS.items():
             if head.startswith(magic):
@@ -109,9 +107,7 @@ class _BrokenGzip:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> bool:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
         if kind is None:
             return False
         if isinstance(error, EOFError):

@@ -143,7 +143,8 @@ class Store:
         return number
 
     def flags_of(self, row: Op) -> int:
-        return _cached(self._op_flags, row.name, frames.flags_of_op)
+        flags: int = _cached(self._op_flags, row.name, frames.flags_of_op)
+        return flags
 
     def _op(self, thread: Thread, row: Op) -> None:
         flags = self._op_flags.get(row.name)

@@ -1,0 +1,1 @@
+"""From collectives and records to coverage, outcome, cause and verdict."""

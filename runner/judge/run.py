@@ -1,0 +1,264 @@
+"""A run folder judged: each case's traces and records against the suite, and the verdict on all of them."""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from .. import __version__
+from ..errors import UserError
+from ..model import Collective, Coverage
+from ..plan import Case
+from ..result import FAILING, CaseResult, Environment, Outcome, Result, StartResult, SuiteName, Verdict
+from ..runfolder import Lost, RankEnvironment, Record, RunFolder, Values
+from ..suite import GatePhase, Suite, SuiteCase
+from ..trace.collectives import read_collectives
+from .coverage import added
+from .expectation import Seen, Trouble, judge_phase
+
+PROBES_ONLY = "machine and PyTorch build only, not your code"
+
+
+def judge_run(folder: RunFolder, suite: Suite, *, replay: bool = False, notes: Sequence[str] = ()) -> Result:
+    """Judge a run folder by a suite: cases that are in only one of them are left out and named in the notes.
+
+    Raises UserError where the folder is not a run's, or has none of the suite's cases.
+    """
+    planned = {case.id: case for case in folder.plan().cases}
+    cases = [case for case in suite.cases if case.id in planned]
+    if not cases:
+        raise UserError(f"{folder.path}: has no case of the suite {suite.name}; judge it by the suite it was run with")
+    environment = read_environment(folder)
+    results = [judge_case(folder, planned[case.id], case, environment) for case in cases]
+    result = _result(suite, results, environment)
+    return msgspec.structs.replace(
+        result,
+        replay=replay,
+        starts=_starts(folder, results),
+        notes=[*notes, *_only_in_one(planned, suite)],
+    )
+
+
+def _result(suite: Suite, results: list[CaseResult], environment: Environment) -> Result:
+    return Result(
+        version=__version__,
+        created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        looks_at=PROBES_ONLY,
+        suite=SuiteName(suite.name, suite.path),
+        verdict=verdict(results),
+        coverage=suite_coverage(results),
+        cases=results,
+        environment=environment,
+    )
+
+
+def _only_in_one(planned: Mapping[str, Case], suite: Suite) -> list[str]:
+    known = {case.id for case in suite.cases}
+    extra = sorted(set(planned) - known)
+    return [f"not in the suite, so not judged: {', '.join(extra)}"] if extra else []
+
+
+def unmeasured_run(suite: Suite, ranks: int, ranks_per_gpu: int, why: str) -> Result:
+    """The Result of a run that could not begin: every phase unmeasured, for the reason `why`."""
+    seen = Seen(collectives={}, buffers=[], pool=None, trouble=Trouble("unmeasured", why))
+    environment = Environment(ranks=ranks, ranks_per_gpu=ranks_per_gpu, hosts=0)
+    results = [
+        CaseResult(
+            id=case.id, check=case.check, workload=case.workload, axes=case.axes, because=case.because, trouble=why,
+            phases=[judge_phase(case, phase, seen, environment) for phase in case.expect],
+        )
+        for case in suite.cases
+    ]  # fmt: skip
+    return _result(suite, results, environment)
+
+
+def judge_case(folder: RunFolder, planned: Case, case: SuiteCase, environment: Environment) -> CaseResult:
+    """Judge one case by what its ranks left."""
+    records, lost = folder.records(planned), folder.lost(planned)
+    trouble = _trouble(records, lost, environment.ranks)
+    collectives: dict[int, list[Collective]] = {}
+    notes: list[str] = []
+    for rank, record in records.items():
+        path = folder.trace(planned, record)
+        if path is None or trouble is not None:
+            continue
+        try:
+            read = read_collectives(path)
+        except UserError as error:
+            trouble = Trouble("error", f"the trace of rank {rank} can't be read: {_inside(folder.path, str(error))}")
+            continue
+        collectives[rank] = [_of_rank(row, rank) for row in read.collectives]
+        if read.salvaged:
+            notes.append(f"the trace of rank {rank} was salvaged: {read.salvaged}")
+        if not read.gpu_rows:
+            trouble = Trouble("unmeasured", f"no GPU events in the trace of rank {rank}: is CUPTI in use elsewhere?")
+    if trouble is None and (missing := sorted(set(range(environment.ranks)) - set(collectives))):
+        trouble = Trouble("error", f"no trace of rank {', '.join(map(str, missing))}")
+    buffers = [buffer for record in records.values() for buffer in record.buffers]
+    first = records.get(min(records)) if records else None
+    seen = Seen(collectives=collectives, buffers=buffers, pool=first.pool if first else None, trouble=trouble)
+    untold = sum(row.phase == "unknown" for rows in collectives.values() for row in rows)
+    if untold:
+        notes.append(f"of {untold} collectives the phase can't be told; they count in neither forward nor backward")
+    return CaseResult(
+        id=case.id,
+        check=case.check,
+        workload=case.workload,
+        axes=case.axes,
+        because=case.because,
+        phases=[judge_phase(case, phase, seen, environment) for phase in case.expect],
+        start=lost.start if lost else first.start if first else None,
+        trouble=trouble.sentence if trouble else None,
+        detail=next((record.detail for record in records.values() if record.detail and _to_blame(record)), None),
+        values=_worst_values(records),
+        pool=first.pool if first else None,
+        buffers=first.buffers if first else [],
+        notes=notes,
+        seconds=max((record.seconds.get("total", 0.0) for record in records.values()), default=None),
+        collectives=sorted((row for rows in collectives.values() for row in rows), key=lambda row: row.start),
+    )
+
+
+def _inside(folder: Path, message: str) -> str:
+    """The message with places told from the run folder on: a result may be read on another machine."""
+    return message.replace(f"{folder}/", "")
+
+
+def _of_rank(row: Collective, rank: int) -> Collective:
+    return row if row.rank == rank else msgspec.structs.replace(row, rank=rank)
+
+
+def _to_blame(record: Record) -> bool:
+    return record.outcome in ("raised", "hung") and "was waiting" not in (record.message or "")
+
+
+def _trouble(records: Mapping[int, Record], lost: Lost | None, ranks: int) -> Trouble | None:
+    """Why a case can't be judged by its kernels, or None. Wrong values are an error whatever kernels ran."""
+    if lost is not None:
+        return Trouble("error", lost.message)
+    blamed = sorted(records.items(), key=lambda item: not _to_blame(item[1]))
+    for rank, record in blamed:
+        if record.outcome in ("raised", "hung"):
+            verb = "raised" if record.outcome == "raised" else "hung"
+            return Trouble("error", f"rank {rank} {verb}: {record.message or 'no message'}")
+    for rank, record in records.items():
+        if record.outcome == "wrong-values":
+            return Trouble("error", f"wrong values on rank {rank}: {record.message or 'no message'}")
+    incapable = [record for record in records.values() if record.outcome == "incapable"]
+    if incapable:
+        return Trouble("incapable", incapable[0].message or "this machine or build can't")
+    unfinished = sorted(set(range(ranks)) - {rank for rank, record in records.items() if record.state == "done"})
+    if unfinished:
+        return Trouble("error", f"rank {', '.join(map(str, unfinished))} left no record of its end")
+    return None
+
+
+def _worst_values(records: Mapping[int, Record]) -> Values | None:
+    values = [record.values for record in records.values() if record.values is not None]
+    return max(values, key=lambda value: (value.wrong, value.max_error), default=None)
+
+
+def read_environment(folder: RunFolder) -> Environment:
+    """The environment of a run, by the last start whose ranks wrote theirs; facts on which ranks differ are joined."""
+    plan = folder.plan()
+    for start in reversed(folder.starts()):
+        ranks = folder.environments(start)
+        if any(rank.error is None for rank in ranks.values()):
+            return _merged(plan.ranks, plan.ranks_per_gpu, [ranks[rank] for rank in sorted(ranks)])
+    return Environment(ranks=plan.ranks, ranks_per_gpu=plan.ranks_per_gpu, hosts=0)
+
+
+def _merged(ranks: int, ranks_per_gpu: int, own: Sequence[RankEnvironment]) -> Environment:
+    def joined(values: Sequence[str | None]) -> str | None:
+        return " / ".join(dict.fromkeys(value for value in values if value)) or None
+
+    def agreed(values: Sequence[bool | None]) -> bool | None:
+        told = {value for value in values if value is not None}
+        return None if not told else all(told)
+
+    return Environment(
+        ranks=ranks,
+        ranks_per_gpu=ranks_per_gpu,
+        hosts=len({rank.hostname for rank in own}),
+        python=joined([rank.python for rank in own]),
+        torch=joined([rank.torch for rank in own]),
+        cuda=joined([rank.cuda for rank in own]),
+        nccl=joined([rank.nccl.version if rank.nccl else None for rank in own]),
+        nccl_built=joined([rank.nccl.built if rank.nccl else None for rank in own]),
+        nccl_path=joined([rank.nccl.path if rank.nccl else None for rank in own]),
+        driver=joined([rank.driver for rank in own]),
+        gpu=joined([rank.device_name for rank in own]),
+        capability=joined([".".join(map(str, rank.capability)) if rank.capability else None for rank in own]),
+        multicast=agreed([rank.multicast for rank in own]),
+        nvlink=agreed([rank.nvlink for rank in own]),
+        variables={name: value for rank in own for name, value in rank.env.items()},
+    )
+
+
+def _starts(folder: RunFolder, results: Sequence[CaseResult]) -> list[StartResult]:
+    starts = []
+    for number in folder.starts():
+        end = folder.end(number)
+        starts.append(
+            StartResult(
+                number=number,
+                cases=[result.id for result in results if result.start == number],
+                ended=end.ended if end else "died",
+                message=end.message if end else "the run was ended from outside",
+            )
+        )
+    return starts
+
+
+def suite_coverage(results: Sequence[CaseResult]) -> dict[GatePhase, Coverage]:
+    """The suite's coverage: only phases that expect `symmetric` count, so that controls do not lower it."""
+    phases: dict[GatePhase, list[Coverage]] = {}
+    for result in results:
+        for phase in result.phases:
+            if phase.expected == "symmetric":
+                phases.setdefault(phase.phase, []).append(phase.coverage)
+    return {phase: added(parts) for phase, parts in phases.items()}
+
+
+def verdict(results: Sequence[CaseResult], fail_on: frozenset[Outcome] = FAILING) -> Verdict:
+    """The verdict on all cases: fail if any outcome is in `fail_on`, unmeasured if none could be measured."""
+    phases = [(result, phase) for result in results for phase in result.phases]
+    outcomes = Counter(phase.outcome for _, phase in phases)
+    failing = [outcome for outcome in _WORST_FIRST if outcome in fail_on and outcomes[outcome]]
+    wanted = [phase for _, phase in phases if phase.expected == "symmetric"] or [phase for _, phase in phases]
+    # Controls alone prove nothing: without one phase that ought to be symmetric the check has not looked.
+    measured = any(phase.outcome not in ("unmeasured", "incapable") for phase in wanted)
+    if not measured and failing in ([], ["unmeasured"]):
+        why = next((result.trouble for result in results if result.trouble), "no collective was traced")
+        return Verdict("unmeasured", f"Nothing could be measured: {why}.")
+    if failing:
+        counted = ", ".join(f"{outcomes[outcome]} {_PLURAL[outcome]}" for outcome in failing)
+        first = next(
+            f"{result.id} {phase.phase}: {phase.message}"
+            for outcome in failing
+            for result, phase in phases
+            if phase.outcome == outcome
+        )
+        return Verdict("fail", f"Of {len(phases)} phases {counted}; first {first}.")
+    also = [
+        f"{outcomes[outcome]} {_PLURAL[outcome]}" for outcome in ("known", "fixed", "incapable") if outcomes[outcome]
+    ]
+    rest = f" ({', '.join(also)})" if also else ""
+    return Verdict("pass", f"All {len(phases)} phases are as expected{rest}.")
+
+
+_WORST_FIRST: tuple[Outcome, ...] = ("regressed", "error", "fail", "unmeasured", "known", "incapable", "fixed", "pass")
+_PLURAL: dict[Outcome, str] = {
+    "regressed": "regressed",
+    "error": "ended in an error",
+    "fail": "failed",
+    "unmeasured": "not measured",
+    "known": "with a known problem",
+    "incapable": "not possible on this machine",
+    "fixed": "with a known problem that is gone",
+    "pass": "passed",
+}
