@@ -19,6 +19,18 @@ from .processes import Processes, how_it_ended
 from .runfolder import RunFolder, write_json
 from .watch import CaseProgress, Start, Watch, stoppable
 
+__all__ = [
+    "CaseProgress",
+    "Device",
+    "PythonFacts",
+    "Start",
+    "checks_folder",
+    "describe_python",
+    "ranks_environment",
+    "run_plan",
+    "torchrun_command",
+]
+
 START_SECONDS = 120.0
 DESCRIBE_SECONDS = 120.0
 

@@ -14,8 +14,12 @@ import time
 import uuid
 from pathlib import Path
 
+from .errors import UserError
+
 MARK = "SYMMEM_CHECK_START"
 POLL_SECONDS = 0.05
+LOG_TAIL = 1024 * 1024
+"""Bytes of the log that are looked at: a library's debug output may make it large."""
 FAILED_RANK = re.compile(rb"failed \(exitcode: (-?\d+)\) local_rank: (\d+) ")
 """torchrun's line about the rank that failed first, in torch/distributed/elastic/multiprocessing/api.py."""
 
@@ -27,14 +31,19 @@ class Processes:
         self.log = log
         self._mark = uuid.uuid4().hex
         with log.open("wb") as output:
-            self._process = subprocess.Popen(
-                command,
-                env={**environment, MARK: self._mark},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    env={**environment, MARK: self._mark},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise UserError(
+                    f"{command[0]}: can't be run ({error.strerror}); give a Python with --python"
+                ) from error
 
     def poll(self) -> int | None:
         """Return torchrun's exit status, negative for a signal; None while it runs."""
@@ -80,12 +89,17 @@ class Processes:
 
     def first_failure(self) -> tuple[int, int] | None:
         """Return (local rank, exit status) of the rank that torchrun saw fail first; None if it saw none."""
-        found = FAILED_RANK.search(self.log.read_bytes())
+        found = FAILED_RANK.search(self._log_tail())
         return (int(found[2]), int(found[1])) if found else None
+
+    def _log_tail(self) -> bytes:
+        with self.log.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL))
+            return log.read()
 
     def last_words(self) -> str:
         """Return the last line of the log that has something to say, to stand in a message."""
-        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines()]
+        lines = [line.strip() for line in self._log_tail().decode(errors="replace").splitlines()]
         said = [line for line in lines if line and not set(line) <= set("=-* ") and "USDT:" not in line]
         return said[-1][:300] if said else "it printed nothing"
 

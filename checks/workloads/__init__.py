@@ -18,7 +18,7 @@ def find_workload(name: str, root: Path) -> Callable[..., None]:
     """
     file, colon, function = name.rpartition(":")
     if not colon:
-        if not name.isidentifier() or not (Path(__file__).parent / f"{name}.py").is_file():
+        if name.startswith("_") or not name.isidentifier() or not (Path(__file__).parent / f"{name}.py").is_file():
             raise LookupError(f"there is no workload {name!r}; one of your own is given as path/to/file.py:function")
         return getattr(importlib.import_module(f"{__name__}.{name}"), name)
     path = (root / file).resolve()
