@@ -1,0 +1,116 @@
+"""A Result as GitHub Markdown for the step summary, from templates/summary.md.j2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..model import Coverage
+from ..result import CaseResult, KernelSeen, PhaseResult, Result
+from ..suite import GatePhase
+from . import words
+from .text import Markdown, code, fence, issue_link, markdown
+
+if TYPE_CHECKING:
+    import jinja2
+
+GLOSSARY = "README.md#the-words"
+
+
+def summary_markdown(result: Result, *, glossary: str = GLOSSARY) -> str:
+    """The step summary: the verdict first, then coverage, cases, causes with their mends, and the rest folded.
+
+    `glossary` is where the words are explained, as a link that works where the summary is shown.
+    """
+    document = (
+        _templates()
+        .get_template("summary.md.j2")
+        .render(
+            result=result,
+            glossary=Markdown(glossary),
+            phases=words.phases_of(result),
+            told=words.to_tell(result),
+            notes=list(_notes(result)),
+            controls=list(_controls(result)),
+            kernels=list(_kernels(result)),
+            words=words,
+        )
+    )
+    return document.rstrip("\n") + "\n"
+
+
+def _templates() -> jinja2.Environment:
+    import jinja2
+
+    templates = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        # HTML's escaping would not do for Markdown, so each value is escaped on its way out instead.
+        autoescape=False,
+        finalize=_escaped,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    templates.filters |= {
+        "cell": _cell,
+        "code": code,
+        "dictsort_phases": _by_phase,
+        "fence": fence,
+        "issue_link": issue_link,
+        "where": _where,
+    }
+    return templates
+
+
+def _escaped(value: Any) -> str:
+    return value if isinstance(value, Markdown) else markdown(str(value))
+
+
+def _by_phase(coverage: dict[GatePhase, Coverage]) -> list[tuple[GatePhase, Coverage]]:
+    return [(phase, coverage[phase]) for phase in words.GATE_PHASES if phase in coverage]
+
+
+def _cell(phase: PhaseResult | None) -> Markdown:
+    """One phase of a case: `**fail**: fell back `RING_LL``; what fails is bold."""
+    if phase is None:
+        return Markdown("not judged")
+    outcome = f"**{phase.outcome}**" if phase.outcome != "pass" else "pass"
+    if words.is_control(phase):
+        outcome = "pass (control)"
+    kernels = ", ".join(code(label, 80) for label in words.labels(phase.kernels))
+    return Markdown(f"{outcome}: {markdown(words.how_it_ran(phase))} {kernels}".strip())
+
+
+def _where(where: list[tuple[CaseResult, list[GatePhase]]]) -> Markdown:
+    """The cases and phases that a finding is about: the first eight, and how many more."""
+    told = [f"{code(case.id)} {' and '.join(phases)}" for case, phases in where[:8]]
+    more = f" and {len(where) - 8} more" if len(where) > 8 else ""
+    return Markdown(", ".join(told) + more)
+
+
+def _notes(result: Result) -> Iterator[str]:
+    if result.environment.ranks_per_gpu > 1:
+        yield words.SHARED_GPU
+    yield from result.notes
+    for case in result.cases:
+        for note in case.notes:
+            yield f"{case.id}: {note}"
+    for start in result.starts:
+        if start.ended != "finished":
+            yield f"start {start.number} of the ranks: {start.message or start.ended}"
+
+
+def _controls(result: Result) -> Iterator[tuple[CaseResult, PhaseResult]]:
+    for case in result.cases:
+        for phase in case.phases:
+            if words.is_control(phase):
+                yield case, phase
+
+
+def _kernels(result: Result) -> Iterator[tuple[CaseResult, PhaseResult, KernelSeen]]:
+    for case in result.cases:
+        for phase in case.phases:
+            for seen in phase.kernels:
+                yield case, phase, seen

@@ -1,0 +1,98 @@
+"""A Result for a person at a terminal, or in a pipe: a table, what needs attention, coverage, verdict."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TextIO
+
+from ..result import FAILING, CaseResult, Result
+from ..suite import GatePhase
+from . import words
+from .columns import columns, console_for
+from .text import issue_name, one_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_STYLES = {
+    "pass": "green", "fixed": "bold green", "known": "yellow", "incapable": "yellow",
+    "unmeasured": "bold magenta", "no-capacity": "bold magenta",
+}  # fmt: skip
+_BAD = "bold red"
+
+
+def print_run_table(result: Result, file: TextIO | Console | None = None) -> None:
+    """Print a line a case, then what needs attention, coverage and verdict, to `file` (stdout if None).
+
+    On a terminal too narrow for that, the table has a line for each case and phase. Ids are never cut, and in a pipe
+    nothing is wrapped or coloured.
+    """
+    console = console_for(file)
+    if result.replay:
+        _print(console, words.REPLAY, style="bold")
+    if result.cases:
+        _print_table(console, result)
+    for told in words.to_tell(result):
+        _print(console, _sentence(told), style=_style(told.phase.outcome) if told.phase.outcome in FAILING else "")
+    for note in _notes(result):
+        _print(console, note)
+    for phase in words.GATE_PHASES:
+        if phase in result.coverage:
+            found = result.coverage[phase]
+            _print(console, f"coverage {phase}: {words.percent(found.ratio)} ({words.coverage_counts(found)})")
+    verdict = result.verdict
+    _print(console, f"verdict: {verdict.word}: {one_line(verdict.sentence)}", style=_style(verdict.word))
+
+
+def _print(console: Console, line: str, style: str = "") -> None:
+    from rich.text import Text
+
+    # Out of a terminal one finding stays one line, to be found by grep.
+    console.print(Text(one_line(line, 4000), style=style), soft_wrap=not console.is_terminal)
+
+
+def _style(word: str) -> str:
+    return _STYLES.get(word, _BAD)
+
+
+def _print_table(console: Console, result: Result) -> None:
+    phases = words.phases_of(result)
+    wide = [["case", *(title for phase in phases for title in (phase, "outcome"))]]
+    wide += [[one_line(case.id), *(cell for phase in phases for cell in _cells(case, phase))] for case in result.cases]
+    lines = columns(wide)
+    if console.is_terminal and max(line.cell_len for line in lines) > console.width:
+        narrow = [["case", "phase", "ran as", "outcome"]]
+        narrow += [[one_line(case.id), phase, *_cells(case, phase)] for case in result.cases for phase in phases]
+        lines = columns(narrow)
+    lines[0].stylize("bold")
+    for line in lines[1:]:
+        for outcome in words.WORST_FIRST:
+            line.highlight_regex(rf"(?<=  ){outcome}(?= |$)", _style(outcome))
+    for line in lines:
+        console.print(line, soft_wrap=True)
+    console.print()
+
+
+def _cells(case: CaseResult, name: GatePhase) -> list[str]:
+    phase = words.phase_of(case, name)
+    return ["-", "-"] if phase is None else [one_line(words.ran_as(phase), 80), phase.outcome]
+
+
+def _sentence(told: words.Told) -> str:
+    """`all_reduce/step backward: fell back, because …; do this: …`"""
+    places = [f"{case.id} {' and '.join(phases)}" for case, phases in told.where[:4]]
+    more = f" and {len(told.where) - 4} more" if len(told.where) > 4 else ""
+    sentence = f"{', '.join(places)}{more}: {told.phase.outcome}: {told.finding}"
+    if told.mend:
+        sentence += f"; do this: {told.mend}"
+    known = told.phase.known
+    if known is not None:
+        sentence += f"; known upstream: {issue_name(known.issue)}, {known.title}"
+    return sentence
+
+
+def _notes(result: Result) -> list[str]:
+    notes = [f"note: {note}" for note in result.notes]
+    notes += [f"note: {case.id}: {note}" for case in result.cases for note in case.notes]
+    if result.environment.ranks_per_gpu > 1:
+        notes.append(f"note: {words.SHARED_GPU}")
+    return notes
