@@ -1,8 +1,9 @@
 """Which CPU rows of a trace matter to the judgement, told by their names, and which of them are around a launch.
 
-Sources of the names: torch/csrc/autograd/engine.cpp (evaluate_function), torch/csrc/distributed/c10d/ParamCommsUtils.hpp
-(record_param_comms), torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (nccl:…), torch/distributed/fsdp/_fully_shard
-(root_post_backward_callback), torch/optim/optimizer.py (Optimizer.step), torch/profiler/profiler.py (ProfilerStep).
+Sources of the names, all in https://github.com/pytorch/pytorch: torch/csrc/autograd/engine.cpp (evaluate_function),
+torch/csrc/distributed/c10d/ParamCommsUtils.hpp (record_param_comms), ProcessGroupNCCL.cpp beside it (nccl:…),
+torch/distributed/fsdp/_fully_shard (root_post_backward_callback), torch/optim/optimizer.py (Optimizer.step),
+torch/profiler/profiler.py (ProfilerStep).
 """
 
 from __future__ import annotations

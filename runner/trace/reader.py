@@ -246,10 +246,8 @@ class TraceReader:
             window.start = window.end
         except msgspec.DecodeError as error:
             trailing = _TRAILING.search(str(error))
-            if trailing:
-                events = self._end(window, int(trailing.group(1)))
-            else:
-                events = self._take_apart(window, window.end)[0]
+            end = int(trailing.group(1)) if trailing else None
+            events = self._take_apart(window, window.end)[0] if end is None else self._end(window, end)
         self.damage.read_events += len(events)
         yield events
 

@@ -12,9 +12,13 @@ from typing import IO, Any, cast
 from ..errors import UserError
 
 try:
-    from isal.igzip import IGzipFile as GzipReader
+    from isal.igzip import IGzipFile
+
+    GzipReader: Any = IGzipFile
 except ImportError:  # no wheel for this platform: the standard library reads the same bytes, slower
-    from gzip import GzipFile as GzipReader
+    from gzip import GzipFile
+
+    GzipReader = GzipFile
 
 GZIP_MAGIC = b"\x1f\x8b"
 # A trace exported to .gz and compressed again by an upload step is common; more layers are a trick.

@@ -1,0 +1,5 @@
+"""`python -m symmem_check`."""
+
+from .cli import main
+
+raise SystemExit(main())

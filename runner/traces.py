@@ -1,0 +1,148 @@
+"""`symmem-check classify`: trace files by path, folder or glob, and what is in them."""
+
+from __future__ import annotations
+
+import glob
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+
+from .errors import UserError
+from .judge.coverage import coverage_by_phase
+from .model import Collective, Coverage, Phase
+from .trace.collectives import TraceFile, read_collectives
+from .trace.reader import NotATrace
+
+CLASSIFY_SCHEMA = 1
+TRACE_ENDINGS = (".json", ".json.gz")
+
+
+class FileError(msgspec.Struct, frozen=True):
+    """A file that could not be read, and the one line that says why and what to do."""
+
+    file: str
+    message: str
+
+
+class Traces(msgspec.Struct, frozen=True, kw_only=True):
+    """All traces of one call: those read, those that could not be, and the coverage of the former."""
+
+    files: list[TraceFile]
+    errors: list[FileError]
+    coverage: dict[Phase, Coverage]
+
+    @property
+    def collectives(self) -> Iterator[Collective]:
+        return (row for file in self.files for row in file.collectives)
+
+    @property
+    def exit_status(self) -> int:
+        """2 where a file could not be read, 3 where no collective was found, else 0."""
+        if self.errors:
+            return 2
+        return 0 if any(file.collectives for file in self.files) else 3
+
+
+class _Found(msgspec.Struct, frozen=True):
+    path: Path
+    in_folder: bool
+
+
+def read_traces(patterns: Sequence[str], warn: Callable[[str], None]) -> Traces:
+    """Read every trace that `patterns` name: files, folders (searched through) and globs.
+
+    A folder may hold other JSON files beside its traces: those are left out with a warning; a file named by itself
+    must be a trace.
+    """
+    files: list[TraceFile] = []
+    errors: list[FileError] = []
+    for found in find_traces(patterns, errors):
+        try:
+            read = read_collectives(found.path)
+        except NotATrace as error:
+            if found.in_folder:
+                warn(f"{found.path}: no trace, left out")
+            else:
+                errors.append(_file_error(found.path, error))
+            continue
+        except UserError as error:
+            errors.append(_file_error(found.path, error))
+            continue
+        files.append(read)
+        if read.salvaged:
+            warn(f"{found.path}: salvaged: {read.salvaged}")
+        if not read.gpu_rows:
+            warn(f"{found.path}: no GPU events; record it with ProfilerActivity.CUDA, and no other profiler attached")
+    if not files and not errors:
+        errors.append(FileError(file=" ".join(patterns), message="has no trace in it; give what torch.profiler exported"))
+    return Traces(
+        files=files, errors=errors, coverage=coverage_by_phase(row for file in files for row in file.collectives)
+    )
+
+
+def _file_error(path: Path, error: UserError) -> FileError:
+    return FileError(file=str(path), message=str(error).removeprefix(f"{path}: "))
+
+
+def find_traces(patterns: Sequence[str], errors: list[FileError]) -> list[_Found]:
+    """The files that the patterns name, each once, in the order given and by name inside a folder or glob.
+
+    A pattern that finds nothing is added to `errors`.
+    """
+    found: dict[Path, _Found] = {}
+    for pattern in patterns:
+        try:
+            entries = _expand(pattern)
+        except UserError as error:
+            errors.append(FileError(file=pattern, message=str(error)))
+            continue
+        for entry in entries:
+            found.setdefault(entry.path.resolve(), entry)
+    return list(found.values())
+
+
+def _expand(pattern: str) -> list[_Found]:
+    path = Path(pattern)
+    if path.is_dir():
+        return _in_folder(path)
+    if path.exists() or not glob.has_magic(pattern):
+        return [_Found(path, False)]
+    matches = [Path(match) for match in sorted(glob.glob(pattern, recursive=True))]
+    if not matches:
+        raise UserError("matches no file; check the pattern, and quote it so that the shell leaves it alone")
+    return [entry for match in matches for entry in (_in_folder(match) if match.is_dir() else [_Found(match, False)])]
+
+
+def _in_folder(folder: Path) -> list[_Found]:
+    names = sorted(entry for entry in folder.rglob("*") if entry.name.endswith(TRACE_ENDINGS) and entry.is_file())
+    if not names:
+        raise UserError("has no .json or .json.gz file in it; give the folder with the traces")
+    return [_Found(entry, True) for entry in names]
+
+
+class _ClassifyJson(msgspec.Struct, frozen=True, kw_only=True):
+    schema: int
+    files: list[_FileJson]
+    errors: list[FileError]
+    coverage: dict[Phase, Coverage]
+
+
+class _FileJson(msgspec.Struct, frozen=True, kw_only=True):
+    file: str
+    rank: int | None
+    world_size: int | None
+    salvaged: str | None
+    one_rank_calls: int
+    barrier_calls: int
+    collectives: list[Collective]
+
+
+def write_json(traces: Traces, out: TextIO = sys.stdout) -> None:
+    """Print the one object of `classify --format json`; its shape is a contract with programs."""
+    names = _FileJson.__struct_fields__
+    files = [_FileJson(**{name: getattr(file, name) for name in names}) for file in traces.files]
+    document = _ClassifyJson(schema=CLASSIFY_SCHEMA, files=files, errors=traces.errors, coverage=traces.coverage)
+    out.write(msgspec.json.encode(document).decode() + "\n")
