@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from ..model import PHASES, Collective, Coverage, Phase
-from ..trace.collectives import TraceFile
 from . import words
 from .columns import columns, console_for
 from .text import one_line, spreadsheet
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from ..trace.collectives import TraceFile
 
 _TITLES = [
     "rank", "step", "phase", "kind", "mechanism", "symmetric", "dtype", "bytes", "group", "kernel", "launches", "calls"
@@ -49,10 +50,10 @@ def print_collectives_table(
 def write_collectives_csv(files: Iterable[TraceFile], file: TextIO) -> None:
     """Write one row a collective, after a row of names: `file`, then the fields of Collective; null is empty.
 
-    `file` must be opened with `newline=""`. Text that a spreadsheet would run as a formula gets a quote before it.
+    Text that a spreadsheet would run as a formula gets a quote before it.
     """
     fields = Collective.__struct_fields__
-    writer = csv.writer(file)
+    writer = csv.writer(file, lineterminator="\n")
     writer.writerow(["file", *fields])
     for trace in files:
         for collective in trace.collectives:

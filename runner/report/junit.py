@@ -30,7 +30,7 @@ _TAKEN = {
 
 
 def junit_xml(result: Result) -> str:
-    """The Result as an XML document: a suite for each check, a test case for each case and phase.
+    """The Result as an XML document, in ASCII: a suite for each check, a test case for each case and phase.
 
     `fail` and `regressed` are failures, `error` and `unmeasured` errors, `known` and `incapable` skipped with the
     reason, `fixed` and `pass` pass. A verdict that no test case shows gets one of its own, so that no reader takes
@@ -67,7 +67,9 @@ def _strict(document: str) -> str:
             del element.attrib[name]
         element.set("time", f"{float(element.get('time', 0)):.3f}")
     ElementTree.indent(root)
-    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+    # All in ASCII and no encoding named: the same in whatever encoding it is written or read.
+    body: bytes = ElementTree.tostring(root, encoding="us-ascii", xml_declaration=False)
+    return f'<?xml version="1.0"?>\n{body.decode()}\n'
 
 
 def _test_cases(result: Result, case: CaseResult) -> Iterator[TestCase]:

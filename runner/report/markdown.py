@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import jinja2
 
 GLOSSARY = "README.md#the-words"
+# GitHub throws away a summary above 1 MiB, the whole of it; result.json has every traceback.
+_DETAILS = 20
 
 
 def summary_markdown(result: Result, *, glossary: str = GLOSSARY) -> str:
@@ -31,7 +33,8 @@ def summary_markdown(result: Result, *, glossary: str = GLOSSARY) -> str:
             glossary=Markdown(glossary),
             phases=words.phases_of(result),
             told=words.to_tell(result),
-            notes=list(_notes(result)),
+            notes=words.notes(result),
+            details=[case for case in result.cases if case.detail][:_DETAILS],
             controls=list(_controls(result)),
             kernels=list(_kernels(result)),
             words=words,
@@ -88,18 +91,6 @@ def _where(where: list[tuple[CaseResult, list[GatePhase]]]) -> Markdown:
     told = [f"{code(case.id)} {' and '.join(phases)}" for case, phases in where[:8]]
     more = f" and {len(where) - 8} more" if len(where) > 8 else ""
     return Markdown(", ".join(told) + more)
-
-
-def _notes(result: Result) -> Iterator[str]:
-    if result.environment.ranks_per_gpu > 1:
-        yield words.SHARED_GPU
-    yield from result.notes
-    for case in result.cases:
-        for note in case.notes:
-            yield f"{case.id}: {note}"
-    for start in result.starts:
-        if start.ended != "finished":
-            yield f"start {start.number} of the ranks: {start.message or start.ended}"
 
 
 def _controls(result: Result) -> Iterator[tuple[CaseResult, PhaseResult]]:

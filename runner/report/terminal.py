@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING, TextIO
 from ..result import FAILING, CaseResult, Result
 from ..suite import GatePhase
 from . import words
+from .collectives import print_collectives_table, write_collectives_csv
 from .columns import columns, console_for
 from .text import issue_name, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+__all__ = ["print_collectives_table", "print_run_table", "write_collectives_csv"]
+
 _STYLES = {
     "pass": "green", "fixed": "bold green", "known": "yellow", "incapable": "yellow",
     "unmeasured": "bold magenta", "no-capacity": "bold magenta",
 }  # fmt: skip
 _BAD = "bold red"
+_LOUD = FAILING | {"fixed"}
 
 
 def print_run_table(result: Result, file: TextIO | Console | None = None) -> None:
@@ -32,9 +36,9 @@ def print_run_table(result: Result, file: TextIO | Console | None = None) -> Non
     if result.cases:
         _print_table(console, result)
     for told in words.to_tell(result):
-        _print(console, _sentence(told), style=_style(told.phase.outcome) if told.phase.outcome in FAILING else "")
-    for note in _notes(result):
-        _print(console, note)
+        _print(console, _sentence(told), style=_style(told.phase.outcome) if told.phase.outcome in _LOUD else "")
+    for note in words.notes(result):
+        _print(console, f"note: {note}")
     for phase in words.GATE_PHASES:
         if phase in result.coverage:
             found = result.coverage[phase]
@@ -88,11 +92,3 @@ def _sentence(told: words.Told) -> str:
     if known is not None:
         sentence += f"; known upstream: {issue_name(known.issue)}, {known.title}"
     return sentence
-
-
-def _notes(result: Result) -> list[str]:
-    notes = [f"note: {note}" for note in result.notes]
-    notes += [f"note: {case.id}: {note}" for case in result.cases for note in case.notes]
-    if result.environment.ranks_per_gpu > 1:
-        notes.append(f"note: {words.SHARED_GPU}")
-    return notes

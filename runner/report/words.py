@@ -70,19 +70,28 @@ def is_control(phase: PhaseResult) -> bool:
 
 def needs_telling(phase: PhaseResult) -> bool:
     """Whether there is more to say than a line in a table: not a plain pass, or a fallback that nobody asked for."""
-    return phase.outcome != "pass" or (phase.cause is not None and not is_control(phase))
+    return phase.outcome != "pass" or (_fell_back(phase) is not None and not is_control(phase))
 
 
 def finding(case: CaseResult, phase: PhaseResult) -> str:
     """One sentence on what happened and why, without the mend: `fell back, because …`."""
     cause = phase.cause
-    fell_back = phase.coverage.fallback.calls > 0 and phase.expected != "fallback"
-    told = how_it_ran(phase) if cause is not None and fell_back and phase.outcome != "error" else _full(phase.message)
+    told = _full(phase.message)
+    if cause is not None and phase.outcome in ("fail", "known", "pass"):
+        told = _fell_back(phase) or told
     if phase.outcome == "error" and case.trouble is not None and case.trouble not in phase.message:
         told = f"{told}: {_full(case.trouble)}"
     if cause is None:
         return told
     return f"{told}, {_SURE[cause.certainty]} {_inner(cause.sentence)}"
+
+
+def _fell_back(phase: PhaseResult) -> str | None:
+    """That a phase fell back, and how much of it; None where it did not, or had to."""
+    symmetric, fallback = phase.coverage.symmetric.calls, phase.coverage.fallback.calls
+    if not fallback or phase.expected == "fallback":
+        return None
+    return f"fell back in {fallback} of {symmetric + fallback} calls" if symmetric else "fell back"
 
 
 def _full(sentence: str) -> str:
@@ -96,7 +105,7 @@ def _inner(sentence: str) -> str:
 
 
 class Told(NamedTuple):
-    """Phases of which the same is to be told: `where` pairs each case with its phases, `case` and `phase` are the first."""
+    """Phases of which the same is to be told: `where` pairs cases with phases; `case` and `phase` are the first."""
 
     where: list[tuple[CaseResult, list[GatePhase]]]
     case: CaseResult
@@ -162,6 +171,17 @@ def phases_of(result: Result) -> list[GatePhase]:
 def phase_of(case: CaseResult, name: GatePhase) -> PhaseResult | None:
     """A case's phase by name; None where it isn't judged."""
     return next((phase for phase in case.phases if phase.phase == name), None)
+
+
+def notes(result: Result) -> list[str]:
+    """What a reader must know beside the findings: shared GPUs, salvaged traces, starts of the ranks gone wrong."""
+    told = [SHARED_GPU] if result.environment.ranks_per_gpu > 1 else []
+    told += result.notes
+    told += [f"{case.id}: {note}" for case in result.cases for note in case.notes]
+    for start in result.starts:
+        if start.ended != "finished":
+            told.append(f"start {start.number} of the ranks: {start.message or start.ended}")
+    return told
 
 
 def environment_facts(result: Result) -> list[tuple[str, str]]:
