@@ -76,7 +76,7 @@ def find_obstacle(plan: dict, environment: dict) -> str | None:
         return f"{gpus} GPUs are needed, and torch sees {torch.cuda.device_count()}"
     version = environment["nccl"]["version"]
     if plan["ranks_per_gpu"] > 1 and version and tuple(map(int, version.split("."))) < SHARED_GPU_NCCL:
-        return f"several ranks on one GPU need NCCL 2.30.3 or newer; loaded is {version}"
+        return f"several ranks on one GPU need NCCL 2.30.3 or newer, and loaded is {version}: give one with --nccl 2.30.7"
     return None
 
 

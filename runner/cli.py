@@ -111,11 +111,11 @@ def _classify(parsed: argparse.Namespace) -> int:
     if parsed.format == "json":
         write_json(traces)
     elif parsed.format == "csv":
-        from .report.terminal import write_collectives_csv
+        from .report.collectives import write_collectives_csv
 
         write_collectives_csv(traces.files, sys.stdout)
     else:
-        from .report.terminal import print_collectives_table
+        from .report.collectives import print_collectives_table
 
         print_collectives_table(traces.files, traces.coverage, sys.stdout)
     if traces.exit_status == 3:

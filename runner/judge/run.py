@@ -11,6 +11,7 @@ import msgspec
 
 from .. import __version__
 from ..errors import UserError
+from ..launch import checks_folder
 from ..model import Collective, Coverage
 from ..plan import Case
 from ..result import FAILING, CaseResult, Environment, Outcome, Result, StartResult, SuiteName, Verdict
@@ -48,12 +49,20 @@ def _result(suite: Suite, results: list[CaseResult], environment: Environment) -
         version=__version__,
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         looks_at=PROBES_ONLY,
-        suite=SuiteName(suite.name, suite.path),
+        suite=SuiteName(suite.name, _shown_path(Path(suite.path))),
         verdict=verdict(results),
         coverage=suite_coverage(results),
         cases=results,
         environment=environment,
     )
+
+
+def _shown_path(path: Path) -> str:
+    """A suite's file as a reader elsewhere knows it: without where this tool or this checkout lies."""
+    for base in (checks_folder().parent, Path.cwd()):
+        if path.is_relative_to(base):
+            return str(path.relative_to(base))
+    return str(path)
 
 
 def _only_in_one(planned: Mapping[str, Case], suite: Suite) -> list[str]:

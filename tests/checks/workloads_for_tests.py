@@ -84,6 +84,13 @@ def stops_itself(case, pool, *, size):
     dist.all_reduce(torch.ones(size))
 
 
+def kills_torchrun(case, pool, *, size):
+    """Rank 0 kills the process that started the ranks, which are then nobody's children."""
+    if case.rank == 0:
+        os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(10_000)
+
+
 def dies(case, pool, *, size):
     """Rank 1 is killed."""
     if case.rank == 1:

@@ -207,6 +207,7 @@ def test_ranks_that_cannot_even_watch_themselves(tmp_path: Path) -> None:
         bad_case("checks_nothing"),
         bad_case("holds_the_lock", deadline=2.0),
         bad_case("stops_itself", deadline=2.0),
+        bad_case("kills_torchrun"),
         bad_case("good"),
     ]
     run = Run(tmp_path / "run", cpu_plan(*cases))
@@ -216,6 +217,10 @@ def test_ranks_that_cannot_even_watch_themselves(tmp_path: Path) -> None:
         lost = run.folder.lost(run.case(name))
         assert lost is not None and (lost.outcome, lost.rank) == ("hung", 0)
         assert run.folder.records(run.case(name))[1].outcome == "hung"
+    lost = run.folder.lost(run.case("kills_torchrun"))
+    assert lost is not None and (lost.outcome, lost.rank) == ("died", None)
+    assert lost.message.startswith("torchrun was killed by SIGKILL")
+    assert run.last_told("kills_torchrun").seconds < 10
     assert run.outcomes("good") == ["ok", "ok"]
     assert marked_processes(run.mark) == []
 
