@@ -200,6 +200,8 @@ class Watch:
         self, part: Plan, processes: Processes, status: int, failure: tuple[int, int] | None
     ) -> tuple[int | None, str]:
         """Return the rank that a start ended for, where one is known, and one line that says how it ended."""
+        if status < 0:
+            return None, f"torchrun {how_it_ended(status)}: {processes.last_words()}"
         for rank, environment in self._folder.environments(part.start).items():
             if environment.error is not None:
                 return rank, f"rank {rank} did not come up: {environment.error}"
