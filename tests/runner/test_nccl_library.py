@@ -153,7 +153,7 @@ def test_a_python_without_pip_and_none_at_all_are_told(tmp_path: Path, index: Pa
 def test_a_cache_that_can_not_be_written_is_told(tmp_path: Path, index: Path) -> None:
     make_wheel(index, "2.30.7")
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="can't keep it in .*file"):
+    with pytest.raises(UserError, match=r"can't keep it in .*file"):
         find_nccl("2.30.7", cuda_major=13, cache=tmp_path / "file" / "cache")
 
 
