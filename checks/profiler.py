@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,6 +45,8 @@ def trace_steps(
     rank has come as far. Returns the seconds that the export took.
     """
     exported = 0.0
+    # One cycle is all there is; torch says on every rank that others would be cleared.
+    warnings.filterwarnings("ignore", message=".*Profiler clears events", category=UserWarning)
 
     def export(finished: profile) -> None:
         nonlocal exported
