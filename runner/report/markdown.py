@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,7 @@ def summary_markdown(result: Result, *, glossary: str = GLOSSARY) -> str:
     return document.rstrip("\n") + "\n"
 
 
+@functools.cache
 def _templates() -> jinja2.Environment:
     import jinja2
 

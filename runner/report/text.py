@@ -27,7 +27,7 @@ _LINE_END = re.compile("\r\n?|[\x85\u2028\u2029]")
 # Invisible, and no part of a user's name, number or address: it keeps GitHub from making a link of plain text.
 _JOINER = "&#8288;"
 _MARKDOWN = re.compile(
-    r"(?P<url>://)|(?P<www>www\.)|(?P<issue>\bGH-(?=\d))|(?P<emoji>:(?=[\w+-]{1,40}:))|(?P<user>@)|(?P<number>#)"
+    r"(?P<url>://)|(?P<www>www\.)|(?P<issue>GH-(?=\d))|(?P<emoji>:(?=[\w+-]{1,40}:))|(?P<user>@)|(?P<number>#)"
     r"|(?P<active>[&<>`*~\[\]|\\$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))|(?P<marker>\A(?:[-+]|\d(?=\d{0,8}[.)](?:\s|\Z))))",
     re.IGNORECASE,
 )

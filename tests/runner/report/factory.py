@@ -95,10 +95,10 @@ def first_light() -> Result:
 
 
 _HARMFUL = (
-    "|", "`", "```", "\\", "\x1b[31m", "\x1b]0;title\x07", "\x9b2J", "\x00", "\r\n", "\n\n", "\t", "]]>", "<script>", "</details>",
-    "<!--", "&amp;", "&#64;", "@user", "#123", "GH-1", "https://evil.example/", "www.evil.example", "a@evil.example", "[a](b)",
-    "![a](b)", "**", "_", "~~", "$x$", ":tada:", "\ud800", "\udfff", "\ufffe", "\u202e", "\u2028", "\x85", "- ", "1. ", "::error::",
-    "[[PROPERTY|a=b]]", "x" * 300, "é", "中", "😀",
+    "|", "`", "```", "\\", "]]>", "<script>", "</details>", "<!--", "&amp;", "&#64;", "[[PROPERTY|a=b]]", "::error::",
+    "\x1b[31m", "\x1b]0;title\x07", "\x9b2J", "\x00", "\r\n", "\n\n", "\t", "\ud800", "\udfff", "\ufffe", "\u202e",
+    "\u2028", "\x85", "@user", "#123", "GH-1", "https://evil.example/", "www.evil.example", "a@evil.example",
+    "[a](b)", "![a](b)", "**", "_", "~~", "$x$", ":tada:", "- ", "1. ", "x" * 300, "é", "中", "😀",
 )  # fmt: skip
 harmful = st.lists(
     st.sampled_from(_HARMFUL) | st.text(st.characters(codec=None, exclude_categories=())), max_size=8

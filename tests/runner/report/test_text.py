@@ -65,9 +65,9 @@ def test_cut_keeps_the_end_where_the_error_is() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "a|b", "`a`", "<b>bold</b>", "&amp; &#64;", "**a** _b_ __c__ ~~d~~", "[a](https://b.example)", "![a](b)", "a\\b", "$x$",
-        "- item", "+ item", "12. item", "3) item", "# title", "> quote", "all_reduce/step", "torch 2.11.0+cu130 \"x\" 'y'",
-        "std::vector<int>::at", "<!-- -->", "</details>",
+        "a|b", "`a`", "<b>bold</b>", "&amp; &#64;", "**a** _b_ __c__ ~~d~~", "[a](https://b.example)", "![a](b)",
+        "a\\b", "$x$", "- item", "+ item", "12. item", "3) item", "# title", "> quote", "all_reduce/step",
+        "torch 2.11.0+cu130 \"x\" 'y'", "std::vector<int>::at", "<!-- -->", "</details>",
     ],
 )  # fmt: skip
 def test_markdown_shows_the_text_itself(text: str) -> None:
@@ -132,9 +132,9 @@ def test_an_issue_becomes_a_link(url: str, wanted: str) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "http://github.com/a/b/issues/1", "javascript:alert(1)", "https://a.example/)[x](b", "https://a.example/\n", "https://user@a.example/",
-        "https://a.example/?q=<script>", "https://a.example:8080/x", "https://localhost/x", "", "https://a.example/" + "x" * 300,
-        "https://еxample.org/x",
+        "http://github.com/a/b/issues/1", "javascript:alert(1)", "https://a.example/)[x](b", "https://a.example/\n",
+        "https://user@a.example/", "https://a.example/?q=<script>", "https://a.example:8080/x", "https://localhost/x",
+        "", "https://a.example/" + "x" * 300, "https://еxample.org/x",
     ],
 )  # fmt: skip
 def test_no_other_text_becomes_a_link(url: str) -> None:
