@@ -77,7 +77,8 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
 
     `start` is the start of the ranks it ran in. `trouble` is one line on what went wrong in the case as a whole
     (raised, hung, died, wrong values), `detail` the traceback or stacks. `notes` tell what a reader must know
-    (a trace that was salvaged). `seconds` is the slowest rank's time. `buffers` are those of rank 0.
+    (a trace that was salvaged), `witness` where NCCL's own log says otherwise than the trace. `configuration` names the
+    launch configuration it ran in. `seconds` is the slowest rank's time. `buffers` are those of rank 0.
     """
 
     id: str
@@ -85,6 +86,7 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
     workload: str
     axes: dict[str, str | int]
     phases: list[PhaseResult]
+    configuration: str = "default"
     because: str | None = None
     start: int | None = None
     trouble: str | None = None
@@ -93,6 +95,7 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
     pool: PoolRecord | None = None
     buffers: list[Buffer] = []
     notes: list[str] = []
+    witness: list[str] = []
     seconds: float | None = None
     collectives: list[Collective] = []
 

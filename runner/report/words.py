@@ -145,16 +145,25 @@ def to_tell(result: Result) -> list[Told]:
     return sorted(found.values(), key=lambda told: WORST_FIRST.index(told.phase.outcome))
 
 
+def places(told: Told, result: Result) -> list[str] | None:
+    """The cases and phases that a finding is about, as `id phase`s; None where it is about all there are."""
+    if len(result.cases) > 1 and sum(len(names) for _, names in told.where) == sum(len(c.phases) for c in result.cases):
+        return None
+    return [f"{case.id} {' and '.join(names)}" for case, names in told.where]
+
+
 def percent(ratio: float | None) -> str:
-    """A ratio from 0 to 1 in percent, rounded down so that 100 % means all; `none` where nothing eligible ran."""
+    """A ratio from 0 to 1 in percent, rounded down so that 100 % means all; `n/a` where nothing eligible ran."""
     if ratio is None or not math.isfinite(ratio):
-        return "none"
+        return "n/a"
     return f"{math.floor(ratio * 1000 + 1e-9) / 10:g} %"
 
 
 def coverage_counts(found: Coverage) -> str:
     """The calls behind a coverage: `12 of 16 calls; 4 not eligible`."""
     symmetric, eligible = found.symmetric.calls, found.symmetric.calls + found.fallback.calls
+    if not any(group.calls for group in (found.symmetric, found.fallback, found.ineligible, found.unknown)):
+        return "nothing was measured"
     parts = [f"{symmetric} of {eligible} calls" if eligible else "nothing eligible ran"]
     for group, what in ((found.ineligible, "not eligible"), (found.unknown, "unknown")):
         if group.calls:
@@ -196,7 +205,7 @@ def environment_facts(result: Result) -> list[tuple[str, str]]:
         ("PyTorch", about.torch), ("NCCL, as loaded", nccl), ("NCCL library", about.nccl_path), ("CUDA", about.cuda),
         ("driver", about.driver), ("GPU", gpu_and_capability), ("NVLink", yes[about.nvlink]),
         ("multicast (NVLS)", yes[about.multicast]), ("ranks", str(about.ranks)),
-        ("ranks per GPU", str(about.ranks_per_gpu)), ("hosts", str(about.hosts)), ("Python", about.python),
+        ("ranks per GPU", str(about.ranks_per_gpu)), ("hosts", str(about.hosts or "")), ("Python", about.python),
     ]  # fmt: skip
     return [(name, value) for name, value in facts if value] + sorted(about.variables.items())
 
