@@ -42,7 +42,7 @@ def print_collectives_table(
                 console.print(line, soft_wrap=True)
         console.print()
     for phase in PHASES:
-        if phase in coverage and _any(coverage[phase]):
+        if phase in coverage and any(words.calls(coverage[phase])):
             found = coverage[phase]
             _print_line(console, f"coverage {phase}: {words.percent(found.ratio)} ({words.coverage_counts(found)})")
 
@@ -85,10 +85,6 @@ def _about(trace: TraceFile) -> str:
     if trace.barrier_calls:
         parts.append(f"{trace.barrier_calls} barriers")
     return "; ".join(parts)
-
-
-def _any(found: Coverage) -> bool:
-    return any(group.calls for group in (found.symmetric, found.fallback, found.ineligible, found.unknown))
 
 
 def _merged(collectives: Iterable[Collective]) -> list[list[str]]:

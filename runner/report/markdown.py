@@ -78,21 +78,25 @@ def _by_phase(coverage: dict[GatePhase, Coverage]) -> list[tuple[GatePhase, Cove
 
 
 def _cell(phase: PhaseResult | None) -> Markdown:
-    """One phase of a case: `**fail**: fell back `RING_LL``; what fails is bold."""
+    """One phase of a case: `pass: symmetric `RSxLD_AGxST``; what is no plain pass is bold."""
     if phase is None:
         return Markdown("not judged")
     outcome = f"**{phase.outcome}**" if phase.outcome != "pass" else "pass"
     if words.is_control(phase):
         outcome = "pass (control)"
+    if not any(words.calls(phase.coverage)):
+        return Markdown(outcome)
     kernels = ", ".join(code(label, 80) for label in words.labels(phase.kernels))
     return Markdown(f"{outcome}: {markdown(words.how_it_ran(phase))} {kernels}".strip())
 
 
-def _where(where: list[tuple[CaseResult, list[GatePhase]]]) -> Markdown:
+def _where(told: words.Told, result: Result) -> Markdown:
     """The cases and phases that a finding is about: the first eight, and how many more."""
-    told = [f"{code(case.id)} {' and '.join(phases)}" for case, phases in where[:8]]
-    more = f" and {len(where) - 8} more" if len(where) > 8 else ""
-    return Markdown(", ".join(told) + more)
+    places = words.places(told, result)
+    if places is None:
+        return Markdown(f"all {len(result.cases)} cases")
+    more = f" and {len(places) - 8} more" if len(places) > 8 else ""
+    return Markdown(", ".join(f"{code(id)} {phases}" for id, phases in places[:8]) + more)
 
 
 def _controls(result: Result) -> Iterator[tuple[CaseResult, PhaseResult]]:

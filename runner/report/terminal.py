@@ -36,7 +36,9 @@ def print_run_table(result: Result, file: TextIO | Console | None = None) -> Non
     if result.cases:
         _print_table(console, result)
     for told in words.to_tell(result):
-        _print(console, _sentence(told), style=_style(told.phase.outcome) if told.phase.outcome in _LOUD else "")
+        _print(
+            console, _sentence(told, result), style=_style(told.phase.outcome) if told.phase.outcome in _LOUD else ""
+        )
     for note in words.notes(result):
         _print(console, f"note: {note}")
     for phase in words.GATE_PHASES:
@@ -81,11 +83,14 @@ def _cells(case: CaseResult, name: GatePhase) -> list[str]:
     return ["-", "-"] if phase is None else [one_line(words.ran_as(phase), 80), phase.outcome]
 
 
-def _sentence(told: words.Told) -> str:
+def _sentence(told: words.Told, result: Result) -> str:
     """`all_reduce/step backward: fell back, because …; do this: …`"""
-    places = [f"{case.id} {' and '.join(phases)}" for case, phases in told.where[:4]]
-    more = f" and {len(told.where) - 4} more" if len(told.where) > 4 else ""
-    sentence = f"{', '.join(places)}{more}: {told.phase.outcome}: {told.finding}"
+    places = words.places(told, result)
+    if places is None:
+        where = f"all {len(result.cases)} cases"
+    else:
+        where = ", ".join(map(" ".join, places[:4])) + (f" and {len(places) - 4} more" if len(places) > 4 else "")
+    sentence = f"{where}: {told.phase.outcome}: {told.finding}"
     if told.mend:
         sentence += f"; do this: {told.mend}"
     known = told.phase.known

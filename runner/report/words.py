@@ -16,9 +16,11 @@ WORST_FIRST: tuple[Outcome, ...] = (
     "regressed", "fail", "error", "unmeasured", "fixed", "known", "incapable", "pass"
 )  # fmt: skip
 
-# A general kernel's name tells what its launch was made for, not what it ran: a label, and no algorithm.
-# https://github.com/NVIDIA/nccl/blob/v2.27.3-1/src/device/generate.py
-_GENERAL = re.compile(r"_((?:RING|TREE|COLLNET_DIRECT|COLLNET_CHAIN|COLLNET|NVLS_TREE|NVLS|PAT)_(?:LL128|LL|SIMPLE))")
+# A general kernel's name tells what its launch was made for, not what it ran: a label, and no algorithm. The protocol
+# left the names with NCCL 2.31. https://github.com/NVIDIA/nccl/blob/master/src/device/generate.py
+_GENERAL = re.compile(
+    r"_((?:RING|TREE|COLLNET_DIRECT|COLLNET_CHAIN|COLLNET|NVLS_TREE|NVLS|PAT)(?:_(?:LL128|LL|SIMPLE))?)(?![A-Za-z0-9])"
+)
 _SURE: dict[str, str] = {"certain": "because", "likely": "most likely because", "possible": "perhaps because"}
 
 
@@ -46,15 +48,14 @@ def labels(kernels: Sequence[KernelSeen]) -> list[str]:
 
 def how_it_ran(phase: PhaseResult) -> str:
     """What a phase's collectives did, in a few words: `symmetric`, `fell back`, `2 of 4 symmetric`, `not measured`."""
-    found = phase.coverage
-    symmetric, fallback = found.symmetric.calls, found.fallback.calls
-    others = [(found.ineligible.calls, "not eligible"), (found.unknown.calls, "unknown")]
+    symmetric, fallback, ineligible, unknown = calls(phase.coverage)
+    others = [(ineligible, "not eligible"), (unknown, "unknown")]
     if symmetric or fallback:
         word = "symmetric" if not fallback else "fell back" if not symmetric else ""
         word = word or f"{symmetric} of {symmetric + fallback} symmetric"
-        return ", ".join([word, *(f"{calls} {what}" for calls, what in others if calls)])
-    if any(calls for calls, _ in others):
-        return ", ".join(what for calls, what in others if calls)
+        return ", ".join([word, *(f"{number} {what}" for number, what in others if number)])
+    if ineligible or unknown:
+        return ", ".join(what for number, what in others if number)
     return "not run" if phase.outcome == "incapable" else "not measured"
 
 
@@ -70,7 +71,7 @@ def is_control(phase: PhaseResult) -> bool:
 
 def needs_telling(phase: PhaseResult) -> bool:
     """Whether there is more to say than a line in a table: not a plain pass, or a fallback that nobody asked for."""
-    return phase.outcome != "pass" or (_fell_back(phase) is not None and not is_control(phase))
+    return phase.outcome != "pass" or (phase.cause is not None and _fell_back(phase) is not None)
 
 
 def finding(case: CaseResult, phase: PhaseResult) -> str:
@@ -88,7 +89,7 @@ def finding(case: CaseResult, phase: PhaseResult) -> str:
 
 def _fell_back(phase: PhaseResult) -> str | None:
     """That a phase fell back, and how much of it; None where it did not, or had to."""
-    symmetric, fallback = phase.coverage.symmetric.calls, phase.coverage.fallback.calls
+    symmetric, fallback, *_ = calls(phase.coverage)
     if not fallback or phase.expected == "fallback":
         return None
     return f"fell back in {fallback} of {symmetric + fallback} calls" if symmetric else "fell back"
@@ -145,11 +146,11 @@ def to_tell(result: Result) -> list[Told]:
     return sorted(found.values(), key=lambda told: WORST_FIRST.index(told.phase.outcome))
 
 
-def places(told: Told, result: Result) -> list[str] | None:
-    """The cases and phases that a finding is about, as `id phase`s; None where it is about all there are."""
+def places(told: Told, result: Result) -> list[tuple[str, str]] | None:
+    """The ids of the cases that a finding is about, each with its phases; None where it is about all there are."""
     if len(result.cases) > 1 and sum(len(names) for _, names in told.where) == sum(len(c.phases) for c in result.cases):
         return None
-    return [f"{case.id} {' and '.join(names)}" for case, names in told.where]
+    return [(case.id, " and ".join(names)) for case, names in told.where]
 
 
 def percent(ratio: float | None) -> str:
@@ -161,14 +162,18 @@ def percent(ratio: float | None) -> str:
 
 def coverage_counts(found: Coverage) -> str:
     """The calls behind a coverage: `12 of 16 calls; 4 not eligible`."""
-    symmetric, eligible = found.symmetric.calls, found.symmetric.calls + found.fallback.calls
-    if not any(group.calls for group in (found.symmetric, found.fallback, found.ineligible, found.unknown)):
+    symmetric, fallback, ineligible, unknown = calls(found)
+    if not any(calls(found)):
         return "nothing was measured"
+    eligible = symmetric + fallback
     parts = [f"{symmetric} of {eligible} calls" if eligible else "nothing eligible ran"]
-    for group, what in ((found.ineligible, "not eligible"), (found.unknown, "unknown")):
-        if group.calls:
-            parts.append(f"{group.calls} {what}")
+    parts += [f"{number} {what}" for number, what in ((ineligible, "not eligible"), (unknown, "unknown")) if number]
     return "; ".join(parts)
+
+
+def calls(found: Coverage) -> tuple[int, int, int, int]:
+    """A coverage's calls: symmetric, fallback, ineligible, unknown."""
+    return found.symmetric.calls, found.fallback.calls, found.ineligible.calls, found.unknown.calls
 
 
 def phases_of(result: Result) -> list[GatePhase]:
@@ -184,7 +189,8 @@ def phase_of(case: CaseResult, name: GatePhase) -> PhaseResult | None:
 
 def notes(result: Result) -> list[str]:
     """What a reader must know beside the findings: shared GPUs, salvaged traces, starts of the ranks gone wrong."""
-    told = [SHARED_GPU] if result.environment.ranks_per_gpu > 1 else []
+    ran = any(phase.kernels for case in result.cases for phase in case.phases)
+    told = [SHARED_GPU] if ran and result.environment.ranks_per_gpu > 1 else []
     told += result.notes
     told += [f"{case.id}: {note}" for case in result.cases for note in case.notes]
     for start in result.starts:

@@ -104,7 +104,7 @@ def test_a_file_that_lost_something_or_has_no_evidence_says_so() -> None:
 
 def test_phases_without_collectives_have_no_coverage_line() -> None:
     assert table(of={"forward": coverage(), "optimizer": coverage(0, 0, 2)}) == [
-        "coverage optimizer: none (nothing eligible ran; 2 not eligible)"
+        "coverage optimizer: n/a (nothing eligible ran; 2 not eligible)"
     ]
 
 

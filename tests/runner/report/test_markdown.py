@@ -130,7 +130,7 @@ def test_notes_tell_of_shared_gpus_salvaged_traces_and_broken_starts() -> None:
     assert notes == [
         f"- {words.SHARED_GPU}", "- of the run", "- all_reduce/a: salvaged", "- start 0 of the ranks: rank 1 died"
     ]  # fmt: skip
-    assert "### Notes" not in summary_markdown(result(environment=own))
+    assert "### Notes" not in summary_markdown(result(case("a", phase("forward", symmetric=1)), environment=own))
 
 
 def test_the_environment_is_what_was_loaded() -> None:
@@ -153,9 +153,17 @@ def test_a_run_that_could_not_begin() -> None:
     cases = [case(str(number), *phases, trouble="no torch") for number in range(12)]
     none = {"forward": coverage(), "backward": coverage()}
     document = summary_markdown(result(*cases, word="unmeasured", sentence="Nothing: no torch.", coverage=none))
-    assert document.count("- **unmeasured**") == 1
-    assert "`all_reduce/7` forward and backward and 4 more: no torch." in document
-    assert "| forward | **none** | nothing eligible ran |" in document
+    assert "\n- **unmeasured**: all 12 cases: no torch.\n" in document
+    assert "| forward | **n/a** | nothing was measured |" in document
+    assert "| `all_reduce/0` | **unmeasured** | **unmeasured** |" in document
+    assert words.SHARED_GPU not in document
+
+
+def test_of_many_cases_with_one_reason_eight_are_named() -> None:
+    cases = [case(str(number), phase("forward", "incapable", message="no multicast")) for number in range(12)]
+    document = summary_markdown(result(*cases, case("a", phase("forward", symmetric=1))))
+    assert document.count("no multicast") == 1
+    assert "`all_reduce/7` forward and 4 more: no multicast." in document
 
 
 def active(document: str) -> set[str]:

@@ -89,7 +89,9 @@ def test_a_phase_that_is_not_judged_is_a_dash() -> None:
 
 def test_one_reason_for_all_is_told_once() -> None:
     phases = [phase(name, "unmeasured", message="no torch") for name in ("forward", "backward")]
-    told = piped(result(*(case(str(number), *phases) for number in range(9)), word="unmeasured"))
+    cases = [case(str(number), *phases) for number in range(9)]
+    assert "\nall 9 cases: unmeasured: no torch\n" in piped(result(*cases, word="unmeasured"))
+    told = piped(result(*cases, case("a", phase("forward", symmetric=1)), word="unmeasured"))
     assert told.count("no torch") == 1
     assert "all_reduce/3 forward and backward and 5 more: unmeasured: no torch\n" in told
 
@@ -104,7 +106,9 @@ def test_an_issue_is_named() -> None:
 
 
 def test_nothing_eligible_is_no_percentage() -> None:
-    assert "coverage backward: none (nothing eligible ran)\n" in piped(result(coverage={"backward": coverage()}))
+    told = piped(result(coverage={"forward": coverage(), "backward": coverage(0, 0, 2)}))
+    assert "coverage forward: n/a (nothing was measured)\n" in told
+    assert "coverage backward: n/a (nothing eligible ran; 2 not eligible)\n" in told
 
 
 @settings(deadline=None)

@@ -19,6 +19,8 @@ from .factory import CAUSE, GENERAL, SYMMETRIC, case, coverage, first_light, pha
         (GENERAL, None, "RING_LL"),
         ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long)", None, "RING_LL"),
         ("ncclDevKernel_AllReduce_Sum_f16_TREE_LL128(ncclDevKernelArgs)", None, "TREE_LL128"),
+        ("ncclDevKernel_AllReduce_bf16_RING(ncclDevKernelArgsStorage<4096ul>)", None, "RING"),
+        ("ncclDevKernel_ReduceScatter_Sum_f32_NVLS_TREE_SIMPLE()", None, "NVLS_TREE_SIMPLE"),
         ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", None, "ncclDevKernel_SendRecv"),
         ("void multimem_all_reduce_kernel<c10::BFloat16, 16>(int)", None, "multimem_all_reduce_kernel"),
         ("void (anonymous namespace)::oneRankReduce<FuncSum<int> >(void*)", None, "oneRankReduce"),
@@ -75,6 +77,7 @@ def test_what_needs_telling() -> None:
     ineligible_only = phase("forward", symmetric=1, cause=CAUSE)
     assert not words.needs_telling(ineligible_only)
     assert not words.needs_telling(phase("forward", fallback=4, expected="fallback", cause=CAUSE))
+    assert not words.needs_telling(phase("forward", fallback=4, expected="any"))
     assert words.needs_telling(phase("forward", fallback=4, expected="any", cause=CAUSE))
     assert words.needs_telling(phase("forward", "fixed", symmetric=4))
 
@@ -93,8 +96,8 @@ def test_phases_with_the_same_finding_are_told_once_and_the_worst_first() -> Non
 @pytest.mark.parametrize(
     ("ratio", "wanted"),
     [
-        (1.0, "100 %"), (0.9999, "99.9 %"), (0.0, "0 %"), (1 / 3, "33.3 %"), (0.29, "29 %"), (None, "none"),
-        (float("nan"), "none"), (0.0001, "0 %"),
+        (1.0, "100 %"), (0.9999, "99.9 %"), (0.0, "0 %"), (1 / 3, "33.3 %"), (0.29, "29 %"), (None, "n/a"),
+        (float("nan"), "n/a"), (0.0001, "0 %"),
     ],
 )  # fmt: skip
 def test_percent_rounds_down(ratio: float | None, wanted: str) -> None:
@@ -104,6 +107,7 @@ def test_percent_rounds_down(ratio: float | None, wanted: str) -> None:
 def test_coverage_counts() -> None:
     assert words.coverage_counts(coverage(12, 4)) == "12 of 16 calls"
     assert words.coverage_counts(coverage(0, 0, 3, 2)) == "nothing eligible ran; 3 not eligible; 2 unknown"
+    assert words.coverage_counts(coverage()) == "nothing was measured"
 
 
 def test_environment_facts_are_those_known() -> None:
