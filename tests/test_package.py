@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -41,8 +42,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
-def run(command: list[str | Path], folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+def run(command: list[str | Path], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | environment
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -53,7 +54,8 @@ def test_the_wheel_claims_one_name_and_has_every_file(project: Path, wheel: Path
     assert info + "licenses/LICENSE" in names
     shipped = {name for name in names if not name.startswith(info)}
     assert shipped == ours(project, "runner", "symmem_check") | ours(project, "checks", "symmem_check/checks")
-    assert {"symmem_check/kernels.yaml", "symmem_check/checks/suites/default.yaml"} <= shipped
+    needed = {"kernels.yaml", "checks/suites/default.yaml", "replay/plan.json", "report/templates/summary.md.j2"}
+    assert {f"symmem_check/{name}" for name in needed} <= shipped
 
 
 def ours(project: Path, folder: str, name: str) -> set[str]:
@@ -82,3 +84,10 @@ def test_the_installed_package_finds_its_suite_and_workloads(installed: Path, tm
     assert path.endswith("symmem_check/checks/suites/default.yaml")
     assert Path(path).is_relative_to(installed.parent)
     assert cases == "8"
+
+
+def test_the_installed_package_judges_its_recorded_run(installed: Path, tmp_path: Path) -> None:
+    outside_actions = {"GITHUB_ACTIONS": "false"}
+    done = run([installed / "symmem-check", "run", "--replay", "--out", "out"], tmp_path, **outside_actions)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "out" / "result.json").read_bytes())["replay"] is True
