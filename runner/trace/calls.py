@@ -49,6 +49,8 @@ _KINDS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ("send_recv", re.compile("send|recv")),
 )
 COPY_ENGINE_KINDS: frozenset[Kind] = frozenset({"all_gather", "all_to_all", "gather", "scatter"})
+_TOO_MANY = 1 << 48
+"""More elements or ranks than there are: such a number is damage, and its sum must fit into 64 bits."""
 
 
 class Facts(NamedTuple):
@@ -90,11 +92,11 @@ def facts(own: CommArgs, call: CommArgs | None) -> Facts:
     if isinstance(spelled, str):
         dtype, size = _BY_ANY_SPELLING.get(spelled.removeprefix("c10::").lower(), (None, None))
     counts = [first("in_elements"), first("out_elements")]
-    elements = [count for count in counts if isinstance(count, int) and count >= 0]
+    elements = [count for count in counts if isinstance(count, int) and 0 <= count < _TOO_MANY]
     group, group_size = first("group"), first("group_size")
     return Facts(
         dtype,
         max(elements) * size if size is not None and len(elements) == len(counts) else None,
         group if isinstance(group, str) else None,
-        group_size if isinstance(group_size, int) else None,
+        group_size if isinstance(group_size, int) and 0 <= group_size < _TOO_MANY else None,
     )

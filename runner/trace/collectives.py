@@ -18,6 +18,7 @@ from .coalesced import Coalesced
 from .events import CommArgs, Id, Kernel
 from .frames import Frame
 from .join import Join, Place, stacks_of
+from .order import ops_come_first
 from .phase import PhaseRules
 from .reader import BLOCK, TraceReader
 from .store import GpuRows, PlainOps, Store
@@ -59,16 +60,18 @@ def read_collectives(path: Path, *, block: int = BLOCK) -> TraceFile:
         _add_plain_ops(path, block, store, rows)
     for thread in store.threads.values():
         thread.frames.sort()
-    salvaged = reader.salvaged()
-    builder = _Builder(store, rows, reader.members, events_missing=reader.damage.events_missing)
+    if store.without_time:
+        rows_lost = "1 row has" if store.without_time == 1 else f"{store.without_time} rows have"
+        reader.damage.note(f"{rows_lost} no readable time", events_missing=True)
+    builder = _Builder(store, rows, reader.members, events_missing=_may_miss_frames(reader, store))
     about = _about(reader.members)
-    rank = about.get("rank") if len(join.processes) <= 1 else None
+    rank = _count(about.get("rank")) if len(join.processes) <= 1 else None
     return TraceFile(
         file=str(path),
-        rank=rank if isinstance(rank, int) else None,
-        world_size=size if isinstance(size := about.get("world_size"), int) else None,
-        salvaged=salvaged,
-        collectives=sorted(builder.collectives(rank if isinstance(rank, int) else None), key=lambda c: c.start),
+        rank=rank,
+        world_size=_count(about.get("world_size")),
+        salvaged=reader.salvaged(),
+        collectives=sorted(builder.collectives(rank), key=lambda c: c.start),
         one_rank_calls=builder.one_rank_calls(),
         barrier_calls=builder.barriers,
         gpu_rows=store.gpu_rows,
@@ -84,6 +87,21 @@ def _add_plain_ops(path: Path, block: int, store: Store, rows: _Rows) -> None:
     plain = PlainOps(store, times)
     for batch in TraceReader(path, block=block).batches():
         plain.add(batch)
+
+
+def _may_miss_frames(reader: TraceReader, store: Store) -> bool:
+    """Whether frames around the launches read may be gone, so that the absence of one proves nothing.
+
+    A file that breaks off between two events has lost none of them if all ops come before their launches.
+    """
+    damage = reader.damage
+    if damage.breaks_off and not damage.events_missing:
+        return not (store.ordered and ops_come_first(TraceReader(reader.path, block=reader.block).batches()))
+    return damage.events_missing
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 else None
 
 
 def _about(members: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+NO_CLOSING = "the file ends without its closing brackets"
+
 
 @dataclass
 class Damage:
@@ -15,6 +17,8 @@ class Damage:
     notes: list[str] = field(default_factory=list)
     events_missing: bool = False
     """Some events are known to be gone (dropped, or the file breaks off inside one)."""
+    breaks_off: bool = False
+    """The file breaks off between two events: whether any are gone can't be told."""
 
     def lose(self, place: int, count: int = 1) -> None:
         self.lost_events += count
@@ -26,6 +30,10 @@ class Damage:
         if sentence not in self.notes:
             self.notes.append(sentence)
         self.events_missing = self.events_missing or events_missing
+
+    def break_off(self) -> None:
+        self.note(NO_CLOSING)
+        self.breaks_off = True
 
     def summary(self, line: int | None) -> str | None:
         """One line that says what was lost, or None. `line` is the first loss's line in the text."""

@@ -110,6 +110,10 @@ class ThreadName(Struct, gc=False):
     name: str
 
 
+class NoTime(Struct, gc=False):
+    """A row of a kind that matters, whose time can't be read."""
+
+
 class _Skipped(Struct, tag_field="cat", tag="python_function", gc=False):
     pass
 
@@ -123,7 +127,7 @@ _SKIPPED = tuple(
     msgspec.defstruct(f"_Skipped_{name}", [], tag_field="cat", tag=name, gc=False) for name in _SKIPPED_CATEGORIES
 )
 
-Event = Op | Annotation | Launch | DriverLaunch | Kernel | Memcpy | ThreadName
+Event = Op | Annotation | Launch | DriverLaunch | Kernel | Memcpy | ThreadName | NoTime
 
 _typed: Any = Op | Annotation | Launch | DriverLaunch | Kernel | Memcpy | _Skipped
 for _skipped in _SKIPPED:
@@ -138,6 +142,13 @@ def decode(text: bytes | bytearray | memoryview) -> list[Any]:
 
     Raises msgspec.DecodeError (not its subclass ValidationError) where the text is not valid JSON.
     """
+    try:
+        return _decode(text)
+    except RecursionError:
+        raise msgspec.DecodeError("nested too deeply") from None
+
+
+def _decode(text: bytes | bytearray | memoryview) -> list[Any]:
     try:
         return _DECODER.decode(text)
     except msgspec.ValidationError:
@@ -169,11 +180,12 @@ _CATEGORIES: dict[str, type[Op] | type[Launch] | type[Kernel]] = {
     "cuda_runtime": Launch, "cuda_driver": DriverLaunch, "kernel": Kernel, "gpu_memcpy": Memcpy,
     # torch 1.8 to 1.11
     "operator": Op, "runtime": Launch, "memcpy": Memcpy,
+    "hip_runtime": Launch,
 }  # fmt: skip
 
 
 def from_loose(rows: Iterable[Any]) -> list[Event]:
-    """Bring untyped rows into events; rows that are none, or lack a time, are left out."""
+    """Bring untyped rows into events; rows of no interest are left out."""
     events: list[Event] = []
     for row in rows:
         if not isinstance(row, dict):
@@ -186,7 +198,7 @@ def from_loose(rows: Iterable[Any]) -> list[Event]:
         elif phase == "M" and row.get("name") == "thread_name":
             args = row.get("args")
             name = args.get("name") if isinstance(args, dict) else None
-            events.append(ThreadName(_id(row.get("pid")), _id(row.get("tid")), str(name)))
+            events.append(ThreadName(_id(row.get("pid")), _id(row.get("tid")), _text(name) or ""))
     return events
 
 
@@ -194,9 +206,11 @@ def _complete(row: dict[str, Any]) -> Event | None:
     category = row.get("cat")
     kind = _CATEGORIES.get(category.lower()) if isinstance(category, str) else None
     start = number(row.get("ts"))
-    if kind is None or start is None:
+    if kind is None:
         return None
-    name, pid, tid = str(row.get("name", "")), _id(row.get("pid")), _id(row.get("tid"))
+    if start is None:
+        return NoTime()
+    name, pid, tid = _text(row.get("name")) or "", _id(row.get("pid")), _id(row.get("tid"))
     args = row.get("args")
     args = args if isinstance(args, dict) else {}
     if issubclass(kind, Launch):
@@ -204,7 +218,14 @@ def _complete(row: dict[str, Any]) -> Event | None:
     duration = number(row.get("dur")) or 0.0
     if issubclass(kind, Kernel):
         return kind("X", start, pid, tid, name, duration, _gpu_args(args))
-    return kind("X", start, pid, tid, name, duration, Raw(json.dumps(args).encode()))
+    return kind("X", start, pid, tid, name, duration, _encoded(args))
+
+
+def _encoded(args: dict[str, Any]) -> Raw:
+    try:
+        return Raw(json.dumps(args).encode())
+    except RecursionError:
+        return _NO_ARGS
 
 
 def _gpu_args(args: dict[str, Any]) -> GpuArgs:
@@ -276,7 +297,10 @@ def _external(args: dict[str, Any]) -> int:
 
 
 def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+    """A text without lone surrogates, which no output could be written with; None for any other value."""
+    if not isinstance(value, str):
+        return None
+    return value if value.isascii() else value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def number(value: Any) -> float | None:
@@ -299,7 +323,8 @@ def integer(value: Any) -> int | None:
 
 
 def _id(value: Any) -> Id:
+    """A process or thread id; all ids that are neither number nor text count as one."""
     if isinstance(value, str):
         return value
     result = integer(value)
-    return str(value) if result is None else result
+    return "" if result is None else result

@@ -92,6 +92,8 @@ class Join:
         """Which process launched the work of each GPU (`pid` of its rows)."""
         if len(self.processes) == 1:
             return dict.fromkeys(self._gpu_pids(), self.processes[0])
+        if not self.processes:  # a file of GPU rows alone
+            return {}
         claims: dict[Id, dict[Id, int]] = {}
         for pid, correlation in self._correlations():
             claim = claims.setdefault(pid, dict.fromkeys(self.processes, 0))

@@ -19,21 +19,21 @@ from typing import Any
 import msgspec
 
 from ..errors import UserError
-from . import salvage
-from .damage import Damage
+from . import borders, salvage
+from .damage import NO_CLOSING, Damage
 from .events import decode, decode_forgiving
-from .frame import MEMBER_LIMIT, Frame, FrameError, TooLong
+from .frame import Frame, FrameError
 from .source import Source
 from .text import Window
 
 BLOCK = 256 * 1024
-EVENT_LIMIT = 64 * 2**20
-"""The longest single event, in bytes; a longer one counts as lost, so that memory stays bounded."""
+EVENT_LIMIT = 16 * 2**20
+"""The longest single event, in bytes; a file with a longer one is refused, so that memory stays bounded."""
 
-_BORDER = re.compile(rb"\}\s*,\s*\{")
 _OPENING, _CLOSING = ord("["), ord("]")
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
-# A wrong guess costs a decode of the block; four borders near the end are enough for any usual nesting.
+_LEADING = re.compile(rb"[ \t\r\n\x00]*")
+# A wrong guess costs a decode of the block; after four the block's structure is read.
 _GUESSES = 4
 
 
@@ -54,14 +54,14 @@ class TraceReader:
         self.path = path
         self.damage = Damage()
         self.members: dict[str, Any] = {}
-        self._block = block
+        self.block = block
         self._border: bytes | None = None
 
     def batches(self) -> Iterator[list[Any]]:
         """Yield lists of events in the file's order; rows of no interest are structs of other types."""
         with Source(self.path) as source:
-            window = Window(source, self._block)
-            window.fill(self._block)
+            window = Window(source, self.block)
+            window.fill(self.block)
             if not self._skip_to_text(window):
                 raise UserError(f"{self.path}: empty{self._because(source)}; record the trace again")
             first = window.buffer[window.start]
@@ -72,7 +72,7 @@ class TraceReader:
                     f"begins with {{ or [, this with {shown!r}"
                 )
             window.start += 1
-            yield from self._list(window) if first == _OPENING else self._object(window)
+            yield from self._bare_list(window) if first == _OPENING else self._object(window)
             if source.cut_short:
                 self.damage.note(source.cut_short, events_missing=True)
         self._refuse_unreadable()
@@ -85,7 +85,7 @@ class TraceReader:
     def line_of(self, offset: int) -> int:
         """The line number, from 1, of a byte offset in the text. Reads the file again: for error messages only."""
         line, left = 1, offset
-        view = memoryview(bytearray(self._block))
+        view = memoryview(bytearray(self.block))
         with Source(self.path) as source:
             while left > 0 and (count := source.readinto(view[: min(left, len(view))])):
                 line += bytes(view[:count]).count(b"\n")
@@ -104,8 +104,8 @@ class TraceReader:
         if window.buffer[window.start : window.start + 3] == b"\xef\xbb\xbf":
             window.start += 3
         while True:
-            while window.start < window.end and window.buffer[window.start] in b" \t\r\n\x00":
-                window.start += 1
+            match = _LEADING.match(window.buffer, window.start, window.end)
+            window.start = match.end() if match else window.start
             if window.start < window.end:
                 return True
             if window.exhausted:
@@ -114,48 +114,56 @@ class TraceReader:
 
     def _object(self, window: Window) -> Iterator[list[Any]]:
         frame = Frame(window)
-        lists = 0
-        while self._next_events(frame, window, lists):
-            lists += 1
-            if lists > 1:
+        self._to_first_events(frame, window)
+        self.members = dict(frame.members)
+        yield from self._list(window)
+        try:
+            if frame.next_events():
                 raise UserError(f"{self.path}: has traceEvents twice; keep one of them")
-            self.members = dict(frame.members)
-            yield from self._list(window)
+        except FrameError:  # behind the events nothing of need follows
+            frame.ended = True
         self.members = frame.members
-        if not lists:
-            raise NotATrace(f"{self.path}: has no traceEvents list; give a trace that torch.profiler exported")
-        if not frame.ended and not self.damage.notes:
-            self.damage.note("the file ends without its closing brackets")
+        if not frame.ended:
+            self.damage.note(NO_CLOSING)
+        self._note_more_text(window)
 
-    def _next_events(self, frame: Frame, window: Window, lists: int) -> bool:
+    def _to_first_events(self, frame: Frame, window: Window) -> None:
+        """Step to the list of events, in text that is not valid JSON by its key. Raises UserError without one."""
+        place = ""
         try:
-            return frame.next_events()
+            if frame.next_events():
+                return
         except FrameError as error:
-            if lists:  # behind the events nothing of need follows
-                frame.ended = True
-                return False
-            line = self.line_of(window.offset(error.position))
-            self.damage.note(f"the text before the events is not valid JSON at line {line}")
-        except TooLong:
-            if lists:
-                return False
-            size = MEMBER_LIMIT // 2**20
-            raise UserError(f"{self.path}: an entry before traceEvents is longer than {size} MiB; remove it") from None
-        try:
-            if frame.find_events():
-                return True
-        except TooLong:
-            pass
-        raise UserError(f"{self.path}: line {line}: not valid JSON, and no traceEvents list follows it")
+            place = f" at line {self.line_of(window.offset(error.position))}"
+        if frame.ended and not place:
+            if frame.has_key:
+                raise UserError(f"{self.path}: its traceEvents is no list; record the trace again")
+            raise NotATrace(f"{self.path}: has no traceEvents list; give a trace that torch.profiler exported")
+        window.restart()
+        if not frame.find_events():
+            wrong = f"is not valid JSON{place}" if place else f"breaks off{self._because(window.source)}"
+            raise UserError(f"{self.path}: {wrong}, and no traceEvents list is in it; record the trace again")
+        self.damage.note(f"the text before the events is not valid JSON{place}")
+
+    def _note_more_text(self, window: Window) -> None:
+        if Frame(window).skip_space():
+            line = self.line_of(window.offset(window.start))
+            self.damage.note(f"other text follows the end of the trace at line {line} and was not read")
 
     # ---- the list of events ------------------------------------------------------------------------------------
 
+    def _bare_list(self, window: Window) -> Iterator[list[Any]]:
+        yield from self._list(window)
+        self._note_more_text(window)
+
     def _list(self, window: Window) -> Iterator[list[Any]]:
         """Yield the events up to the list's end; the window then begins behind its `]`."""
-        size = self._block
+        size = self.block
         while True:
             window.fill(size)
             events, found = self._block_of_events(window)
+            if found == "more" and not window.exhausted:
+                events, found = self._by_structure(window)
             if events:
                 self.damage.read_events += len(events)
                 yield events
@@ -172,15 +180,15 @@ class TraceReader:
                     )
                 size = min(2 * len(window), EVENT_LIMIT)
             else:
-                size = self._block
+                size = self.block
 
     def _block_of_events(self, window: Window) -> tuple[list[Any], str]:
         """Decode what is in memory up to the last border: the events, and "cut", "end" (of the list) or "more"."""
         guess = window.end
         for _ in range(_GUESSES):
-            comma = self._last_border(window, guess)
+            comma = borders.last(window, self._border, guess)
             if comma is None:
-                return [], "more"
+                break
             try:
                 events = self._decode(window, comma)
             except msgspec.DecodeError as error:
@@ -191,9 +199,28 @@ class TraceReader:
                     guess = comma
                     continue
                 return self._take_apart(window, comma)
+            if self._border is None:
+                self._border = borders.text_around(window, comma)
             window.start = comma + 1
             return events, "cut"
         return [], "more"
+
+    def _by_structure(self, window: Window) -> tuple[list[Any], str]:
+        """As `_block_of_events`, for a block in which guessing found no border: by stepping through its brackets."""
+        comma, end = borders.by_structure(window)
+        try:
+            if end is not None:
+                events = self._decode(window, end)
+                window.start = end + 1
+                return events, "end"
+            if comma is None:
+                return [], "more"
+            events = self._decode(window, comma)
+        except msgspec.DecodeError:
+            return self._take_apart(window, comma) if comma is not None and end is None else ([], "more")
+        self._border = borders.text_around(window, comma, with_key=True)
+        window.start = comma + 1
+        return events, "cut"
 
     def _decode(self, window: Window, closing: int) -> list[Any]:
         """Decode the list from the window's start to the separator at `closing`, in place."""
@@ -213,27 +240,6 @@ class TraceReader:
         events = self._decode(window, bracket)
         window.start = bracket + 1
         return events
-
-    def _last_border(self, window: Window, before: int) -> int | None:
-        """The position of the comma between two events that is nearest to `before`, by the look of it."""
-        buffer, start = window.buffer, window.start
-        if self._border is None:
-            first = _BORDER.search(buffer, start, window.end)
-            if first is None:
-                return None
-            self._border = bytes(first.group())
-        found = buffer.rfind(self._border, start, before)
-        if found >= 0:
-            return found + self._border.index(b",")
-        stretch = 4096
-        while True:
-            low = max(start, before - stretch)
-            borders = list(_BORDER.finditer(buffer, low, before))
-            if borders:
-                return borders[-1].start() + borders[-1].group().index(b",")
-            if low == start:
-                return None
-            stretch *= 8
 
     # ---- text that is not valid JSON -----------------------------------------------------------------------------
 
@@ -261,19 +267,24 @@ class TraceReader:
         else:
             window.start = min(stop + 1, window.end)
             if stop == window.end:
-                self.damage.note("the file ends without its closing brackets")
+                self.damage.break_off()
             return events, "cut"
         pieces = salvage.Pieces(text, self._border)
         events = list(pieces.events())
+        if pieces.unfinished is not None and stop < window.end and (pieces.unfinished or len(window) < EVENT_LIMIT):
+            # The cut may be a wrong guess, inside this piece: it is read with what follows.
+            pieces.lost.pop()
+            stop = window.start + pieces.unfinished - 1
         for place in pieces.lost:
             self.damage.lose(window.offset(window.start + place))
         if pieces.end is not None:
             window.start += pieces.end
             return events, "end"
         if stop == window.end:
-            if pieces.unfinished:
+            if pieces.unfinished is not None:
                 self.damage.note("the file ends in the middle of an event", events_missing=True)
             else:
-                self.damage.note("the file ends without its closing brackets")
+                self.damage.break_off()
+        found = "more" if stop < window.start else "cut"
         window.start = min(stop + 1, window.end)
-        return events, "cut"
+        return events, found

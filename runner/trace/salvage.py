@@ -13,97 +13,88 @@ from typing import Any
 
 from .events import Event, from_loose
 
-_ANY_BORDER = re.compile(rb"(?<=\})\s*,\s*(?=\{)")
+_ANY_BORDER = re.compile(r"\}\s*,\s*(?=\{)")
 _BARE_WORD = re.compile(
     r"(?<=[:\[,])(\s*)([-+]?(?:nan|inf|infinity)|n/a|none|nil|undefined)(?=\s*[,}\]])", re.IGNORECASE
 )
-_LEADING = b" \t\r\n,"
+_BETWEEN = re.compile(r"[ \t\r\n,]*")
+# An event with a bare word may hold such borders itself; how many of them are tried as its end.
+_ENDS_TRIED = 4
+_DECODER = json.JSONDecoder(strict=False)
 
 
 class Pieces:
     """A stretch of text that begins at an event, taken apart.
 
     After `events()` is exhausted: `lost` has the offsets of unreadable pieces, `end` the offset behind the list's
-    closing bracket (None where it did not come), `unfinished` tells that the last piece breaks off.
+    closing bracket (None where it did not come), `unfinished` the offset of a last piece that breaks off, which is
+    in `lost` too.
     """
 
     def __init__(self, text: bytes, border: bytes | None) -> None:
-        self._text = text
+        self._text = text.decode("utf-8", "surrogateescape")
+        self._ascii = text.isascii()
         # Only a border with a line break in it can be trusted to stand between two events.
-        self._border = border if border is not None and b"\n" in border else None
+        self._border = border.decode("ascii", "replace") if border is not None and b"\n" in border else None
         self.lost: list[int] = []
         self.end: int | None = None
-        self.unfinished = False
+        self.unfinished: int | None = None
 
     def events(self) -> Iterator[Event]:
-        for start, stop in self._split():
-            if self.end is not None:
+        at = 0
+        while True:
+            match = _BETWEEN.match(self._text, at)
+            at = match.end() if match else at
+            if at >= len(self._text):
                 return
-            yield from self._piece(start, stop, last=stop == len(self._text))
+            if self._text[at] == "]":
+                self.end = self._offset(at + 1)
+                return
+            parsed = self._parse(at)
+            if parsed is not None:
+                row, at = parsed
+                yield from from_loose([row])
+                continue
+            self.lost.append(self._offset(at))
+            border = self._next_event(at)
+            if border is None:
+                self.unfinished = self.lost[-1]
+                return
+            at = border
 
-    def _split(self) -> Iterator[tuple[int, int]]:
-        """Yield (start, stop) of the pieces, by the file's own border where it has one."""
-        if self._border is None:
-            yield from self._split_anywhere(0, len(self._text))
-            return
-        start, comma = 0, self._border.index(b",")
-        while (found := self._text.find(self._border, start)) >= 0:
-            yield start, found + comma
-            start = found + comma + 1
-        yield start, len(self._text)
+    def _offset(self, position: int) -> int:
+        return position if self._ascii else len(self._text[:position].encode("utf-8", "surrogateescape"))
 
-    def _split_anywhere(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        for border in _ANY_BORDER.finditer(self._text, start, stop):
-            yield start, border.start()
-            start = border.end()
-        yield start, stop
+    def _next_event(self, at: int) -> int | None:
+        """Where the next event begins, by the file's own border where it has one."""
+        if self._border is not None:
+            found = self._text.find(self._border, at)
+            if found >= 0:
+                return found + len(self._border) - 1
+        match = _ANY_BORDER.search(self._text, at)
+        return match.end() if match else None
 
-    def _piece(self, start: int, stop: int, *, last: bool) -> Iterator[Event]:
-        while start < stop and self._text[start] in _LEADING:
-            start += 1
-        if start == stop:
-            return
-        if self._text[start : start + 1] == b"]":
-            self.end = start + 1
-            return
-        parsed = _parse(self._text[start:stop])
-        if parsed is not None:
-            row, used = parsed
-            yield from from_loose([row])
-            rest = self._text[start + used : stop].lstrip(_LEADING)
-            if rest.startswith(b"]"):
-                self.end = stop - len(rest) + 1
-            elif rest:
-                self._lose(stop - len(rest), last)
-            return
-        parts = list(self._split_anywhere(start, stop))
-        if len(parts) > 1:
-            for part_start, part_stop in parts:
-                yield from self._piece(part_start, part_stop, last=last and part_stop == stop)
-            return
-        self._lose(start, last)
-
-    def _lose(self, place: int, last: bool) -> None:
-        self.lost.append(place)
-        self.unfinished = self.unfinished or last
+    def _parse(self, at: int) -> tuple[Any, int] | None:
+        """The JSON value at a position and its end, if need be with bare words as nulls; or None."""
+        value = _value(self._text, at)
+        stop: int | None = at
+        for _ in range(_ENDS_TRIED):
+            if value is not None or stop is None:
+                break
+            stop = self._next_event(stop)
+            repaired, grown = _with_nulls(self._text[at:stop])
+            value = _value(repaired, 0) if grown else None
+            if value is not None:
+                row, end = value
+                return row, at + end - sum(growth for place, growth in grown if place < end)
+        return value
 
 
-def _parse(piece: bytes) -> tuple[Any, int] | None:
-    """The piece's first JSON value and the bytes it took, or None. A hole of NULs is a loss, not white space."""
-    text = piece.decode("utf-8", "surrogateescape")
-    for attempt, grown in ((text, []), _with_nulls(text)):
-        try:
-            row, end = _DECODER.raw_decode(attempt)
-        except (ValueError, RecursionError):
-            continue
-        if not isinstance(row, dict):
-            return None
-        used = end - sum(growth for place, growth in grown if place < end)
-        return _clean(row), len(text[:used].encode("utf-8", "surrogateescape"))
-    return None
-
-
-_DECODER = json.JSONDecoder(strict=False)
+def _value(text: str, at: int) -> tuple[Any, int] | None:
+    try:
+        return _DECODER.raw_decode(text, at)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _with_nulls(text: str) -> tuple[str, list[tuple[int, int]]]:
@@ -118,13 +109,3 @@ def _with_nulls(text: str) -> tuple[str, list[tuple[int, int]]]:
         length += 4
         done = match.end(2)
     return "".join([*parts, text[done:]]), grown
-
-
-def _clean(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    if isinstance(value, dict):
-        return {_clean(key): _clean(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_clean(item) for item in value]
-    return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import stat
 import zlib
 from pathlib import Path
 from types import TracebackType
@@ -43,6 +44,7 @@ class Source:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.cut_short: str | None = None
+        self._refuse_no_file()
         try:
             self._file: IO[bytes] = path.open("rb", buffering=0)
         except OSError as error:
@@ -53,6 +55,18 @@ class Source:
         except BaseException:
             self.close()
             raise
+
+    def _refuse_no_file(self) -> None:
+        """Refuse pipes and devices: opening one may wait for ever, and a trace may have to be read twice."""
+        try:
+            mode = self.path.stat().st_mode
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise UserError(f"{self.path}: cannot be opened ({why}); check the path") from None
+        if stat.S_ISDIR(mode):
+            raise UserError(f"{self.path}: is a folder")
+        if not stat.S_ISREG(mode):
+            raise UserError(f"{self.path}: is no regular file; save the trace to a file first")
 
     def _unwrap(self) -> None:
         for layer in range(MAX_GZIP_LAYERS + 1):
@@ -75,6 +89,12 @@ class Source:
         with contextlib.suppress(*_GZIP_ERRORS):
             self._file.seek(0)
         return head
+
+    def rewind(self) -> None:
+        """Go back to the first byte."""
+        self.cut_short = None
+        with self._note_broken_gzip():
+            self._file.seek(0)
 
     def readinto(self, view: memoryview) -> int:
         """Fill `view` with the next bytes and return how many; 0 at the end or where the data broke."""
@@ -116,8 +136,6 @@ class _BrokenGzip:
             return False
         if isinstance(error, EOFError):
             self._source.cut_short = "the compressed data ends too early"
-        elif isinstance(error, IsADirectoryError):
-            raise UserError(f"{self._source.path}: is a folder") from None
         elif isinstance(error, _GZIP_ERRORS) or kind.__name__ == "error":  # isal's own zlib error has this name
             self._source.cut_short = f"the compressed data is broken ({error})"
         else:

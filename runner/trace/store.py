@@ -15,7 +15,7 @@ from typing import Any
 
 from .. import kernels
 from . import events, frames
-from .events import Annotation, CommArgs, DriverLaunch, Id, Kernel, Launch, Memcpy, Op, ThreadName
+from .events import Annotation, CommArgs, DriverLaunch, Id, Kernel, Launch, Memcpy, NoTime, Op, ThreadName
 from .frames import Frames
 
 _NAMES_CACHED = 1 << 16
@@ -39,6 +39,7 @@ class Thread:
         self._launch_order: list[int] | None = None
         # Where the reading stands: the newest row's start, and how far the open frames of two sorts reach.
         self.newest = float("-inf")
+        self.newest_dur = 0.0
         self.evaluate_end = float("-inf")
         self.call_end = float("-inf")
 
@@ -96,6 +97,7 @@ class Store:
         self.other_kernels = GpuRows()
         self.copies = GpuRows()
         self.gpu_rows = 0
+        self.without_time = 0
         self.amd = False
         self.ordered = True
         self._name_numbers: dict[str, int] = {}
@@ -123,8 +125,10 @@ class Store:
             elif kind is Kernel:
                 self._kernel(row)
             elif kind is Memcpy:
-                self.gpu_rows += 1
-                self.copies.append(row, events.external_id(row.args), -1)
+                if self._is_timed(row):
+                    self.copies.append(row, events.external_id(row.args), -1)
+            elif kind is NoTime:
+                self.without_time += 1
             elif kind is ThreadName and "pt_autograd_" in row.name:
                 self.thread(row.pid, row.tid).autograd = True
 
@@ -151,9 +155,9 @@ class Store:
         if flags is None:
             flags = self.flags_of(row)
         start = row.ts
-        if start < thread.newest:
+        if start <= thread.newest and (start < thread.newest or row.dur > thread.newest_dur):
             self.ordered = False
-        thread.newest = start
+        thread.newest, thread.newest_dur = start, row.dur
         thread.has_ops = True
         if flags == 0:
             if start >= thread.evaluate_end and start >= thread.call_end:
@@ -187,9 +191,9 @@ class Store:
 
     def _annotation(self, thread: Thread, row: Annotation) -> None:
         flags = _cached(self._annotation_flags, row.name, frames.flags_of_annotation)
-        if row.ts < thread.newest:
+        if row.ts <= thread.newest and (row.ts < thread.newest or row.dur > thread.newest_dur):
             self.ordered = False
-        thread.newest = row.ts
+        thread.newest, thread.newest_dur = row.ts, row.dur
         if flags:
             thread.frames.append(row.ts, row.ts + row.dur, flags, self.number_of(row.name))
 
@@ -204,8 +208,16 @@ class Store:
             thread.launch_correlations.append(correlation)
             thread.launch_kinds.append(kind)
 
-    def _kernel(self, row: Kernel) -> None:
+    def _is_timed(self, row: Kernel) -> bool:
+        """Count a GPU row; False where its times are beyond any clock, so that no sum can overflow."""
         self.gpu_rows += 1
+        timed = -_LONGEST < row.ts < _LONGEST and -_LONGEST < row.dur < _LONGEST
+        self.without_time += not timed
+        return timed
+
+    def _kernel(self, row: Kernel) -> None:
+        if not self._is_timed(row):
+            return
         found = self._kernels.get(row.name, _UNSEEN)
         if found is _UNSEEN:
             found = _cached(self._kernels, row.name, kernels.classify)
@@ -251,6 +263,7 @@ def is_forward_op(row: Op) -> bool:
 
 _UNSEEN: Any = object()
 _BIG = 1 << 63
+_LONGEST = 1e18  # microseconds
 
 
 def _small(value: int) -> int:

@@ -13,8 +13,12 @@ class Window:
     """
 
     def __init__(self, source: Source, size: int) -> None:
-        self._source = source
+        self.source = source
+        self._size = size
         self.buffer = bytearray(size + 2)
+        self._begin()
+
+    def _begin(self) -> None:
         self.start = 1
         self.end = 1
         self.exhausted = False
@@ -22,6 +26,12 @@ class Window:
 
     def __len__(self) -> int:
         return self.end - self.start
+
+    def restart(self) -> None:
+        """Go back to the beginning of the file."""
+        self.source.rewind()
+        self._begin()
+        self.fill(self._size)
 
     def offset(self, position: int) -> int:
         """Return the place in the file's text, in bytes from its beginning, of a position in the buffer."""
@@ -40,7 +50,7 @@ class Window:
         self.start, self.end = 1, 1 + len(unread)
         with memoryview(self.buffer) as view:
             while len(self) < size:
-                count = self._source.readinto(view[self.end : size + 1])
+                count = self.source.readinto(view[self.end : size + 1])
                 if not count:
                     self.exhausted = True
                     break
