@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import glob
+import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -71,20 +73,26 @@ def read_traces(patterns: Sequence[str], warn: Callable[[str], None]) -> Traces:
         except UserError as error:
             errors.append(_file_error(found.path, error))
             continue
-        files.append(read)
+        files.append(msgspec.structs.replace(read, file=printable(found.path)))
         if read.salvaged:
             warn(f"{found.path}: salvaged: {read.salvaged}")
         if not read.gpu_rows:
             warn(f"{found.path}: no GPU events; record it with ProfilerActivity.CUDA, and no other profiler attached")
     if not files and not errors:
-        errors.append(FileError(file=" ".join(patterns), message="has no trace in it; give what torch.profiler exported"))
+        named = printable(" ".join(patterns))
+        errors.append(FileError(file=named, message="has no trace in it; give what torch.profiler exported"))
     return Traces(
         files=files, errors=errors, coverage=coverage_by_phase(row for file in files for row in file.collectives)
     )
 
 
 def _file_error(path: Path, error: UserError) -> FileError:
-    return FileError(file=str(path), message=str(error).removeprefix(f"{path}: "))
+    return FileError(file=printable(path), message=str(error).removeprefix(f"{path}: "))
+
+
+def printable(path: str | Path) -> str:
+    """A path as text that any output can be written with: bytes that are no UTF-8 become U+FFFD."""
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def find_traces(patterns: Sequence[str], errors: list[FileError]) -> list[_Found]:
@@ -92,34 +100,38 @@ def find_traces(patterns: Sequence[str], errors: list[FileError]) -> list[_Found
 
     A pattern that finds nothing is added to `errors`.
     """
-    found: dict[Path, _Found] = {}
+    found: dict[str, _Found] = {}
     for pattern in patterns:
         try:
             entries = _expand(pattern)
         except UserError as error:
-            errors.append(FileError(file=pattern, message=str(error)))
+            errors.append(FileError(file=printable(pattern), message=str(error)))
             continue
         for entry in entries:
-            found.setdefault(entry.path.resolve(), entry)
+            found.setdefault(os.path.realpath(entry.path), entry)
     return list(found.values())
 
 
 def _expand(pattern: str) -> list[_Found]:
-    path = Path(pattern)
-    if path.is_dir():
-        return _in_folder(path)
-    if path.exists() or not glob.has_magic(pattern):
-        return [_Found(path, False)]
+    if not pattern:  # Path("") is the working folder
+        raise UserError("an empty path; give a trace, a folder of traces or a pattern")
+    # Not Path.is_dir and Path.exists: before Python 3.14 they raise where a name is too long or a folder is closed.
+    if os.path.isdir(pattern):  # noqa: PTH112
+        found = _in_folder(Path(pattern))
+        if not found:
+            raise UserError("has no .json or .json.gz file in it; give the folder with the traces")
+        return found
+    if os.path.lexists(pattern) or not glob.has_magic(pattern):
+        return [_Found(Path(pattern), False)]
     matches = [Path(match) for match in sorted(glob.glob(pattern, recursive=True))]
-    if not matches:
-        raise UserError("matches no file; check the pattern, and quote it so that the shell leaves it alone")
-    return [entry for match in matches for entry in (_in_folder(match) if match.is_dir() else [_Found(match, False)])]
+    found = [entry for match in matches for entry in (_in_folder(match) if match.is_dir() else [_Found(match, False)])]
+    if not found:
+        raise UserError("matches no trace; check the pattern, and quote it so that the shell leaves it alone")
+    return found
 
 
 def _in_folder(folder: Path) -> list[_Found]:
     names = sorted(entry for entry in folder.rglob("*") if entry.name.endswith(TRACE_ENDINGS) and entry.is_file())
-    if not names:
-        raise UserError("has no .json or .json.gz file in it; give the folder with the traces")
     return [_Found(entry, True) for entry in names]
 
 
@@ -145,4 +157,5 @@ def write_json(traces: Traces, out: TextIO = sys.stdout) -> None:
     names = _FileJson.__struct_fields__
     files = [_FileJson(**{name: getattr(file, name) for name in names}) for file in traces.files]
     document = _ClassifyJson(schema=CLASSIFY_SCHEMA, files=files, errors=traces.errors, coverage=traces.coverage)
-    out.write(msgspec.json.encode(document).decode() + "\n")
+    # ASCII, so that neither the terminal's encoding nor a file name that is no UTF-8 can break it.
+    out.write(json.dumps(msgspec.to_builtins(document), separators=(",", ":")) + "\n")
