@@ -9,13 +9,14 @@ from pathlib import Path
 
 
 def main(arguments: list[str]) -> int:
-    """Describe this Python, or run the plan's cases as one rank; returns the exit status.
+    """Describe this Python, or run the plan's cases or a script as one rank; returns the exit status.
 
     torch is imported only after the arguments are read: `--describe` has to answer without it.
     """
     parser = argparse.ArgumentParser(prog="symmem-checks", description=__doc__)
     parser.add_argument("--describe", action="store_true", help="print one line of JSON about this Python's torch")
     parser.add_argument("--plan", type=Path, help="the plan.json of this start of the ranks")
+    parser.add_argument("--script", type=Path, help="the script.json that says which training script to run")
     # Not "--run": torchrun's parser looks at these too, and finds that ambiguous.
     parser.add_argument("--into", type=Path, help="the run folder to write into")
     options = parser.parse_args(arguments)
@@ -24,6 +25,10 @@ def main(arguments: list[str]) -> int:
 
         print(json.dumps(describe()), flush=True)
         return 0
+    if options.script is not None and options.into is not None:
+        from .script import run_script
+
+        return run_script(options.script, options.into)
     if options.plan is None or options.into is None:
         parser.error("--plan and --into are needed")
     began = time.monotonic()
