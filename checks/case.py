@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
+from .buffers import BufferWatch, Places, Use, this_thread, use_of
 from .control import Control
 from .pools import Pool
 from .profiler import synchronize, trace_steps
@@ -17,8 +17,9 @@ from .record import Record
 class Case:
     """One case of the plan, at work on this rank.
 
-    A workload makes its tensors, hands its training step to `run`, then hands every value to `check`.
-    Collectives say with `note_buffer` which buffer they use.
+    A workload makes its tensors, hands its training step to `run`, then hands every value to `check`. For most
+    that is all. One that must do something between the registration of the pool and the traced steps calls
+    `allocate` itself, and one whose step can't be watched says so and calls `watch` with a step that can.
     """
 
     def __init__(self, case: dict, plan: dict, device: torch.device, pool: Pool, record: Record, control: Control):
@@ -28,17 +29,21 @@ class Case:
         self.steps: int = plan["steps"]
         self.device, self.pool, self.record, self.control = device, pool, record, control
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self._buffers: list[tuple[dict, int]] = []
+        self._allocated = self._watched = False
+        self._noted: list[Use] = []
+        self._others: list[tuple[Callable[[], list[dict]], str]] = []
 
-    def run(self, step: Callable[[], None]) -> None:
-        """Run `step` once to allocate, register the pool, then run it under the profiler.
+    def run(self, step: Callable[[], None], *, watch_buffers: bool = True) -> None:
+        """Run `step` to allocate, register the pool, watch one step's buffers, then trace some under the profiler.
 
-        What the last traced step leaves behind stays valid until the workload returns.
+        What the last traced step leaves behind stays valid until the workload returns. `watch_buffers=False` is
+        for a step that is no longer itself under a dispatch mode: one compiled, or replayed from a graph. Then
+        the record has what `note_buffer` or an earlier `watch` told.
         """
-        self._step(step)
-        synchronize(self.device)
-        self.control.barrier(f"{self.id}/register", self.deadline)
-        self.pool.register()
+        if not self._allocated:
+            self.allocate(step)
+        if watch_buffers and not self._watched:
+            self.watch(step)
         seconds = trace_steps(
             lambda: self._step(step),
             lambda name: self.control.barrier(f"{self.id}/{name}", self.deadline),
@@ -50,32 +55,53 @@ class Case:
         self.record.content["trace"] = self.record.trace_path.name
         self.record.content["seconds"]["trace"] = round(seconds, 3)
         self.record.content["pool"] = self.pool.describe()
-        self.record.content["buffers"] = [self._place(note, address) for note, address in self._buffers]
+        if not self._watched:
+            self._record_buffers(self._noted)
+
+    def allocate(self, step: Callable[[], None]) -> None:
+        """Run `step` once so that the pool gets its segments, then register the pool. Collective."""
+        self._step(step)
+        synchronize(self.device)
+        self.control.barrier(f"{self.id}/register", self.deadline)
+        self.pool.register()
+        self._allocated = True
+
+    def watch(self, step: Callable[[], None]) -> None:
+        """Run `step` once, and record where the buffers of all its collectives lie. Collective."""
+        watch = BufferWatch()
+        with watch:
+            self._step(step)
+        synchronize(self.device)
+        seen = {(use.note["kind"], use.note["role"], use.address) for use in watch.uses}
+        unseen = [use for use in self._noted if (use.note["kind"], use.note["role"], use.address) not in seen]
+        self._record_buffers(watch.uses + unseen)
+        self._watched = True
 
     def _step(self, step: Callable[[], None]) -> None:
-        self._buffers.clear()
+        self._noted.clear()
         step()
 
-    def _place(self, note: dict, address: int) -> dict:
-        in_pool = self.pool.holds(address)
-        registered = self.pool.registration if in_pool and self.pool.registered else "none"
-        return dict(note, in_pool=in_pool, registration=registered)
+    def _record_buffers(self, uses: list[Use]) -> None:
+        places = Places(self.pool, self._others, self.device)
+        self.record.content["buffers"] = [places.describe(use) for use in uses]
 
     def note_buffer(self, phase: str, kind: str, role: str, tensor: torch.Tensor) -> None:
-        """Remember the buffer that a collective of the running step is about to use.
+        """Remember the buffer of a collective that passes by torch's dispatcher, or of a step that isn't watched.
 
-        `role` is "in-place", "input" or "output". Where it lies is looked up after the steps.
+        `role` is "in-place", "input" or "output". Where it lies is looked up after the step.
         """
-        main = threading.current_thread() is threading.main_thread()
-        note = {
-            "phase": phase,
-            "kind": kind,
-            "role": role,
-            "dtype": str(tensor.dtype).removeprefix("torch."),
-            "bytes": tensor.numel() * tensor.element_size(),
-            "thread": "main" if main else "autograd",
-        }
-        self._buffers.append((note, tensor.data_ptr()))
+        self._noted.append(use_of(tensor, phase, kind, role, this_thread()))
+
+    def also_registered(self, snapshot: Callable[[], list[dict]], registration: str) -> None:
+        """Tell of a pool that the step's own code registers, by its `snapshot` method.
+
+        `registration` is "symmetric" or "plain".
+        """
+        self._others.append((snapshot, registration))
+
+    def note(self, name: str, content: list | dict | str | float | None) -> None:
+        """Add what the workload found out to the record, under a name of its own."""
+        self.record.content[name] = content
 
     def check(self, got: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
         """Compare `got` with a float64 reference of the same shape; adds to the record's `values`.
