@@ -17,7 +17,8 @@ from .control import Control, PeerLost
 from .deadline import BACKUP_SECONDS, PATIENCE_SECONDS, Deadline, leave, peer_trouble
 from .describe import one_line
 from .environment import rank_environment
-from .memory import Incapable, Memory
+from .memory import Incapable, Memory, torch_release
+from .needs import unmet
 from .pools import set_up
 from .profiler import start_profiler_once, synchronize
 from .record import Record, write_json
@@ -49,6 +50,8 @@ def run_rank(plan_path: Path, run: Path, import_seconds: float) -> int:
     environment_path = run / "starts" / str(plan["start"]) / f"rank{rank}.json"
     obstacle = find_obstacle(plan, environment)
     try:
+        if obstacle is None:
+            obstacle = choose_symm_mem_backend(plan)
         control = Control(rank, plan["ranks"], may_host=True)
         if obstacle is None:
             join_ranks(plan, device)
@@ -60,7 +63,7 @@ def run_rank(plan_path: Path, run: Path, import_seconds: float) -> int:
         return 1
     environment["seconds"]["init"] = round(time.monotonic() - began, 3)
     write_json(environment_path, environment)
-    Session(plan, run, rank, device, control, watch, obstacle).run()
+    Session(plan, run, rank, device, control, watch, environment, obstacle).run()
     leave()
     return 0
 
@@ -76,7 +79,28 @@ def find_obstacle(plan: dict, environment: dict) -> str | None:
         return f"{gpus} GPUs are needed, and torch sees {torch.cuda.device_count()}"
     version = environment["nccl"]["version"]
     if plan["ranks_per_gpu"] > 1 and version and tuple(map(int, version.split("."))) < SHARED_GPU_NCCL:
-        return f"several ranks on one GPU need NCCL 2.30.3 or newer, and loaded is {version}: give one with --nccl 2.30.7"
+        return (
+            f"several ranks on one GPU need NCCL 2.30.3 or newer, and loaded is {version}: give one with --nccl 2.30.7"
+        )
+    return None
+
+
+def choose_symm_mem_backend(plan: dict) -> str | None:
+    """Set the backend of torch's symmetric memory that the plan's launch configuration names, before any allocation.
+
+    Returns why this machine or build can't, else None. A start's plan has one configuration, or none.
+    """
+    for configuration in plan.get("configurations", {}).values():
+        backend = configuration["symm_mem_backend"]
+        if backend is None:
+            continue
+        if plan["device"] != "cuda":
+            return f"the symm_mem backend {backend} needs a GPU, and this run is on the {plan['device']}"
+        if torch_release() < (2, 9):
+            return f"symm_mem.set_backend came with torch 2.9; this is {torch.__version__}"
+        import torch.distributed._symmetric_memory as symmetric_memory
+
+        symmetric_memory.set_backend(backend)
     return None
 
 
@@ -103,10 +127,12 @@ class Session:
         device: torch.device,
         control: Control,
         watch: Control,
+        environment: dict,
         obstacle: str | None,
     ) -> None:
         self.plan, self.folder, self.rank, self.device = plan, run, rank, device
-        self.control, self.watch, self.obstacle = control, watch, obstacle
+        self.control, self.watch = control, watch
+        self.environment, self.obstacle = environment, obstacle
         self.memory = Memory(device)
         self.root = Path(plan.get("root") or Path.cwd()).resolve()
 
@@ -142,6 +168,8 @@ class Session:
         """
         if self.obstacle is not None:
             raise Incapable(self.obstacle)
+        if lacking := unmet(case.get("needs", {}), self.plan, self.environment):
+            raise Incapable(lacking)
         workload = find_workload(case["workload"], self.root)
         axes = dict(case["axes"])
         pool = set_up(axes.pop("pool", "none"), self.memory)

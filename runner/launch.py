@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,7 @@ from .errors import UserError
 from .plan import Plan, write_plan
 from .processes import Processes, how_it_ended
 from .runfolder import RunFolder, write_json
-from .watch import CaseProgress, Start, Watch, stoppable
+from .watch import CaseProgress, Start, Stop, Watch, stoppable
 
 __all__ = [
     "CaseProgress",
@@ -101,11 +102,15 @@ def describe_python(python: str, environment: dict[str, str] | None = None) -> P
 
 
 def ranks_environment(plan: Plan, environment: dict[str, str]) -> dict[str, str]:
-    """Return the caller's environment with what the plan needs; what the caller has set stands."""
+    """Return the environment of one start: the caller's, with what the plan needs.
+
+    What the caller has set stands, but where the start's launch configuration says otherwise: a case would else not
+    be what its name tells.
+    """
     needed = dict(SHARED_GPU_ENVIRONMENT) if plan.device == "cuda" and plan.ranks_per_gpu > 1 else {}
     # torchrun would set the same, and say so at length.
     needed["OMP_NUM_THREADS"] = "1"
-    return {**needed, **environment}
+    return {**needed, **environment, **plan.configuration.env}
 
 
 def torchrun_command(
@@ -128,32 +133,36 @@ def run_plan(
     preload: Path | None = None,
     progress: Callable[[CaseProgress], None] = lambda change: None,
     start_deadline: float = START_SECONDS,
+    stop: Stop | None = None,
 ) -> list[Start]:
     """Run every case of `plan` once, writing into `run_folder`; returns the starts of the ranks it took.
 
-    A case that breaks its process group costs only itself: the rest runs in a fresh start. A start in which
-    no case even began is the last one. Every case ends with the records of all ranks or with a lost.json.
-    SIGINT, SIGTERM and SIGHUP end the ranks first and act then; `environment` defaults to this process's.
+    Each launch configuration has a start of its own. A case that breaks its process group costs only itself: the
+    rest runs in a fresh start. A start in which no case even began is the last one of its configuration. Every case
+    ends with the records of all ranks or with a lost.json.
+    SIGINT, SIGTERM and SIGHUP end the ranks first and act then; a caller that holds them itself gives its `stop`.
+    `environment` defaults to this process's.
     """
     run_folder = run_folder.resolve()
     if any((run_folder / name).exists() for name in ("plan.json", "cases", "starts")):
         raise UserError(f"{run_folder}: there is a run in it already; give an empty folder")
     write_plan(plan, run_folder / "plan.json")
-    variables = ranks_environment(plan, dict(os.environ) if environment is None else environment)
+    caller = dict(os.environ) if environment is None else environment
     watch = Watch(plan, RunFolder(run_folder), progress)
     starts: list[Start] = []
-    with stoppable() as stop:
-        while (left := watch.left()) and not stop.signal:
-            part = msgspec.structs.replace(plan, cases=left, start=len(starts))
+    with stoppable() if stop is None else nullcontext(stop) as asked:
+        while (left := watch.left()) and not asked.signal:
+            part = plan.part(left, len(starts))
+            variables = ranks_environment(part, caller)
             folder = run_folder / "starts" / str(part.start)
             write_plan(part, folder / "plan.json")
             command = torchrun_command(part, folder / "plan.json", run_folder, python, preload, variables)
             processes = Processes(command, variables, folder / "log.txt")
             try:
-                end = watch.follow(part, processes, stop, start_deadline)
+                end = watch.follow(part, processes, asked, start_deadline)
             finally:
                 processes.stop(patience=0)
             write_json(end, folder / "end.json")
             still_left = watch.left()
-            starts.append(Start(part.start, [case.id for case in left if case not in still_left], end))
+            starts.append(Start(part.start, [case.id for case in part.cases if case not in still_left], end))
     return starts

@@ -11,9 +11,17 @@ from typing import Literal
 import msgspec
 
 from .errors import UserError
-from .model import Collective, Coverage, Kind, Mechanism
+from .findings import Cause, Certainty, KernelSeen
+from .model import Collective, Coverage, Kind
 from .runfolder import Buffer, Ended, PoolRecord, Values
+from .script_result import ScriptResult
 from .suite import Expectation, GatePhase
+
+__all__ = [
+    "FAILING", "RESULT_SCHEMA", "CaseResult", "Cause", "Certainty", "Environment", "KernelSeen", "KnownProblem",
+    "Outcome", "PhaseResult", "Result", "StartResult", "SuiteName", "Verdict", "VerdictWord", "read_result",
+    "write_result",
+]  # fmt: skip
 
 RESULT_SCHEMA = 1
 LARGEST_RESULT = 256 * 2**20
@@ -21,31 +29,9 @@ LARGEST_RESULT = 256 * 2**20
 
 Outcome = Literal["regressed", "known", "error", "unmeasured", "incapable", "fail", "fixed", "pass"]
 VerdictWord = Literal["pass", "fail", "unmeasured", "no-capacity"]
-Certainty = Literal["certain", "likely", "possible"]
 
 FAILING: frozenset[Outcome] = frozenset({"regressed", "fail", "error", "unmeasured"})
 """The outcomes that fail the gate unless the caller chooses others."""
-
-
-class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """Why collectives of a phase fell back: a short name, a sentence, how sure, what shows it, and the mend."""
-
-    name: str
-    sentence: str
-    certainty: Certainty
-    evidence: list[str]
-    mend: str
-
-
-class KernelSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """One kernel (None: the copy engine) that a phase's collectives ran as, and how often over ranks and steps."""
-
-    kernel: str | None
-    kind: Kind
-    mechanism: Mechanism
-    algorithm: str | None
-    symmetric: bool | None
-    launches: int
 
 
 class KnownProblem(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,11 +45,12 @@ class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):
     """One phase of a case: what was expected, what was seen, and the outcome.
 
     `backward` counts recomputation in. `message` is one sentence; `coverage` and `kernels` are over all ranks
-    and traced steps.
+    and traced steps. Where each kind has its own expectation, those are in `kinds`, and `expected` has the strongest.
     """
 
     phase: GatePhase
     expected: Expectation
+    kinds: dict[Kind, Expectation] = {}
     outcome: Outcome
     message: str
     coverage: Coverage
@@ -151,7 +138,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """All of one run. `created` is UTC in ISO 8601; `looks_at` says what the run can speak for.
 
     `coverage` is the suite's, by gate phase: only the phases that expect `symmetric` count. `seconds` tells where
-    the time went. A `replay` judges the recorded run that ships with the project and is never a baseline.
+    the time went. A `replay` judges the recorded run that ships with the project and is never a baseline. `script` is
+    there where the user's own script was run; there are no cases then.
     """
 
     schema: int = RESULT_SCHEMA
@@ -164,6 +152,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     coverage: dict[GatePhase, Coverage]
     cases: list[CaseResult]
+    script: ScriptResult | None = None
     starts: list[StartResult] = []
     environment: Environment
     notes: list[str] = []

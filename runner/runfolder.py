@@ -15,7 +15,7 @@ LARGEST_FILE = 16 * 1024 * 1024
 """Bytes; a record with the stacks of all threads has some ten thousand."""
 
 RankOutcome = Literal["ok", "raised", "hung", "wrong-values", "incapable"]
-LostOutcome = Literal["died", "hung"]
+LostOutcome = Literal["died", "hung", "stopped"]
 Ended = Literal["finished", "restart", "died", "hung", "stopped"]
 Registration = Literal["symmetric", "plain", "none"]
 
@@ -110,7 +110,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True):
-    """A case that a rank could not finish, since a process died, hung or never came up."""
+    """A case that a rank could not finish, since a process died, hung, was stopped or never came up."""
 
     schema: int = 1
     case: str
@@ -149,7 +149,14 @@ class RunFolder:
 
     def plan(self) -> Plan:
         """Return the plan of the whole run; raises UserError for one whose cases would leave the folder."""
-        path = self.path / "plan.json"
+        return self._plan(self.path / "plan.json")
+
+    def plan_of(self, start: int) -> Plan | None:
+        """Return the plan of one start of the ranks, which has one launch configuration; None where it has none."""
+        path = self.path / "starts" / str(start) / "plan.json"
+        return self._plan(path) if path.is_file() else None
+
+    def _plan(self, path: Path) -> Plan:
         plan = read_json(path, Plan)
         for case in plan.cases:
             parts = PurePosixPath(case.folder).parts

@@ -15,7 +15,8 @@ import msgspec
 
 from .errors import UserError
 from .launch import checks_folder
-from .plan import Case, Plan
+from .model import Kind
+from .plan import DEFAULT_CONFIGURATION, Case, Configuration, Plan
 from .versions import within
 from .yaml_file import did_you_mean, quoted
 
@@ -27,12 +28,14 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     """An upstream problem that explains a fallback, an error or wrong values, for some versions only.
 
     `issue` is its URL, `title` one line; `torch` and `nccl` are bounds (see versions.py), at least one of them given.
+    With a `kind` it explains only the collectives of that kind.
     """
 
     issue: str
     title: str
     torch: str | None = None
     nccl: str | None = None
+    kind: Kind | None = None
 
     def applies(self, *, torch: str | None, nccl: str | None) -> bool:
         """Whether it is known of these versions, those really loaded. A bounded version that is None never fits."""
@@ -44,7 +47,9 @@ class SuiteCase(msgspec.Struct, frozen=True, kw_only=True):
 
     `axes` are all axes, those of the matrix in their order and then the fixed ones, with `size` in bytes;
     `deadline` is in seconds; `expect` and `known` name only the phases that are judged; `because` says why this
-    is expected; `line` is where the suite file declares the check.
+    is expected; `line` is where the suite file declares the check. Where the kinds of a phase have each its own
+    expectation, those are in `kinds`, and `expect` has the strongest of them. Of several known problems the first
+    that applies is meant. `needs` are the conditions without which the case can't be run.
     """
 
     id: str
@@ -53,8 +58,11 @@ class SuiteCase(msgspec.Struct, frozen=True, kw_only=True):
     axes: dict[str, str | int]
     deadline: float
     expect: dict[GatePhase, Expectation]
-    known: dict[GatePhase, Known] = {}
+    kinds: dict[GatePhase, dict[Kind, Expectation]] = {}
+    known: dict[GatePhase, tuple[Known, ...]] = {}
     because: str | None = None
+    configuration: str = DEFAULT_CONFIGURATION
+    needs: dict[str, str | bool] = {}
     line: int
 
     @property
@@ -64,13 +72,17 @@ class SuiteCase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Suite(msgspec.Struct, frozen=True, kw_only=True):
-    """A suite file, read. `path` is its file; `steps` are traced, the `warmup` steps before them are not kept."""
+    """A suite file, read. `path` is its file; `steps` are traced, the `warmup` steps before them are not kept.
+
+    `configurations` are the launch configurations besides the default, by name.
+    """
 
     name: str
     path: str
     ranks: int
     steps: int
     warmup: int
+    configurations: dict[str, Configuration] = {}
     cases: tuple[SuiteCase, ...]
 
     def select(self, globs: Sequence[str]) -> Suite:
@@ -106,6 +118,7 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
         """
         for case in self.cases:
             self._find_workload(case, root or Path.cwd())
+        used = {case.configuration for case in self.cases}
         return Plan(
             ranks=self.ranks if ranks is None else ranks,
             ranks_per_gpu=ranks_per_gpu,
@@ -114,8 +127,17 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
             warmup=self.warmup,
             steps=self.steps,
             root=None if root is None else str(root),
+            configurations={name: content for name, content in self.configurations.items() if name in used},
             cases=[
-                Case(id=case.id, folder=case.folder, workload=case.workload, axes=case.axes, deadline=case.deadline)
+                Case(
+                    id=case.id,
+                    folder=case.folder,
+                    workload=case.workload,
+                    axes=case.axes,
+                    deadline=case.deadline,
+                    configuration=case.configuration,
+                    needs=case.needs,
+                )
                 for case in self.cases
             ],
         )
@@ -124,7 +146,11 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
         place = f"{self.path}, line {case.line}: checks.{case.check}.workload"
         file, colon, _ = case.workload.rpartition(":")
         if colon:
-            if not (root / file).is_file():
+            path = (root / file).resolve()
+            # `..` and a link both lead out: what runs here must be what the repository's reviewers have seen.
+            if not path.is_relative_to(root.resolve()):
+                raise UserError(f"{place}: {quoted(file)} leads out of {root}; a workload lies inside the repository")
+            if not path.is_file():
                 raise UserError(f"{place}: there is no file {quoted(file)} under {root}")
             return
         folder = checks_folder() / "workloads"

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from .plan import Case, Plan
+from .plan import DEFAULT_CONFIGURATION, Case, Plan
 from .processes import POLL_SECONDS, Processes, how_it_ended
 from .runfolder import End, Lost, LostOutcome, RankOutcome, Record, RunFolder, write_json
 
@@ -28,7 +28,8 @@ class CaseProgress(msgspec.Struct, frozen=True):
     """A case that has begun, ended or been lost; `index` counts from 0, `seconds` from its begin.
 
     `outcome` and `message` are those of the rank that fared worst. After `raised`, `hung` and a lost case, the
-    cases that are left run in a fresh start of the ranks.
+    cases that are left run in a fresh start of the ranks. `index` follows the order of running, which goes by
+    `configuration`.
     """
 
     case: str
@@ -38,6 +39,7 @@ class CaseProgress(msgspec.Struct, frozen=True):
     outcome: RankOutcome | LostOutcome | None = None
     message: str | None = None
     seconds: float = 0.0
+    configuration: str = DEFAULT_CONFIGURATION
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -57,6 +59,15 @@ class Stop:
 @contextmanager
 def stoppable() -> Iterator[Stop]:
     """Hold SIGINT, SIGTERM and SIGHUP back, so that the ranks are ended and recorded first; then let them act."""
+    with holding_signals() as stop:
+        yield stop
+    if stop.signal:
+        signal.raise_signal(stop.signal)
+
+
+@contextmanager
+def holding_signals() -> Iterator[Stop]:
+    """Only note SIGINT, SIGTERM and SIGHUP; what to do about one is the caller's, also afterwards."""
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -71,8 +82,6 @@ def stoppable() -> Iterator[Stop]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        if stop.signal:
-            signal.raise_signal(stop.signal)
 
 
 class Watch:
@@ -80,14 +89,15 @@ class Watch:
 
     def __init__(self, plan: Plan, folder: RunFolder, progress: Callable[[CaseProgress], None]) -> None:
         self._plan, self._folder, self._progress = plan, folder, progress
-        self._index = {case.id: index for index, case in enumerate(plan.cases)}
+        self._cases = plan.in_order_of_running()
+        self._index = {case.id: index for index, case in enumerate(self._cases)}
         self._began: dict[str, float] = {}
         self._ended: set[str] = set()
         self._last_change = time.monotonic()
 
     def left(self) -> list[Case]:
-        """Return the cases that have neither ended nor been lost, in order."""
-        return [case for case in self._plan.cases if case.id not in self._ended]
+        """Return the cases that have neither ended nor been lost, in the order of running."""
+        return [case for case in self._cases if case.id not in self._ended]
 
     def follow(self, part: Plan, processes: Processes, stop: Stop, start_deadline: float) -> End:
         """Watch one start until it ends, ending it where it is overdue or `stop` asks; returns how it ended."""
@@ -96,7 +106,7 @@ class Watch:
             status = processes.poll()  # before looking, so that the last look sees all there is
             self._look(part)
             if stop.signal:
-                return self._stopped(processes, signal.Signals(stop.signal).name)
+                return self._stopped(part, processes, signal.Signals(stop.signal).name)
             if status is not None:
                 processes.stop(patience=0)
                 return self._conclude(part, processes, status)
@@ -136,9 +146,8 @@ class Watch:
     ) -> None:
         self._last_change = time.monotonic()
         seconds = time.monotonic() - self._began.get(case.id, time.monotonic())
-        self._progress(
-            CaseProgress(case.id, self._index[case.id], len(self._plan.cases), state, outcome, message, seconds)
-        )
+        place, total = self._index[case.id], len(self._cases)
+        self._progress(CaseProgress(case.id, place, total, state, outcome, message, seconds, case.configuration))
 
     def _absent(self, part: Plan) -> list[int]:
         present = self._folder.environments(part.start)
@@ -166,8 +175,13 @@ class Watch:
         """Return the cases of this start that a rank has begun and not all ranks have ended."""
         return [case for case in part.cases if case.id in self._began and case.id not in self._ended]
 
-    def _stopped(self, processes: Processes, name: str) -> End:
+    def _stopped(self, part: Plan, processes: Processes, name: str) -> End:
         status = processes.stop(STOP_SECONDS)
+        for case in part.cases:
+            # Also where a rank has recorded an end by now: that may be of being stopped.
+            if case.id not in self._ended and self._folder.records(case):
+                self._ended.add(case.id)
+                self._write_lost(case, part.start, "stopped", None, f"stopped by {name} while it ran")
         return End(exit_status=status, ended="stopped", message=f"stopped by {name}")
 
     def _give_up(self, part: Plan, processes: Processes, culprits: list[int], message: str) -> End:
@@ -190,10 +204,11 @@ class Watch:
             return End(exit_status=status, ended="hung", message=message)
         if unfinished or status != 0:
             return End(exit_status=status, ended="died", message=message)
-        left = len(self.left())
+        left = sum(case.id not in self._ended for case in part.cases)
         if not left:
             return End(exit_status=status, ended="finished")
-        message = f"{left} of {len(self._plan.cases)} cases left for a fresh start of the ranks"
+        total = sum(case.configuration == part.cases[0].configuration for case in self._cases)
+        message = f"{left} of {total} cases left for a fresh start of the ranks"
         return End(exit_status=status, ended="restart", message=message)
 
     def _why(
@@ -211,12 +226,15 @@ class Watch:
         return None, f"torchrun {how_it_ended(status)}: {processes.last_words()}"
 
     def _lose(self, part: Plan, outcome: LostOutcome, rank: int | None, message: str) -> None:
-        """Write off the case that had begun; all of them where none had: a new start would fare the same."""
+        """Write off the case that had begun; all of this start where none had: a new one would fare the same."""
         for case in self._begun(part) or ([] if self._ended_any(part) else part.cases):
             self._ended.add(case.id)
-            lost = Lost(case=case.id, start=part.start, outcome=outcome, rank=rank, message=message)
-            write_json(lost, self._folder.path / case.folder / "lost.json")
+            self._write_lost(case, part.start, outcome, rank, message)
             self._tell(case, "lost", outcome, message)
+
+    def _write_lost(self, case: Case, start: int, outcome: LostOutcome, rank: int | None, message: str) -> None:
+        lost = Lost(case=case.id, start=start, outcome=outcome, rank=rank, message=message)
+        write_json(lost, self._folder.path / case.folder / "lost.json")
 
 
 def severity(record: Record) -> tuple[int, bool]:

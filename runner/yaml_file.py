@@ -80,6 +80,15 @@ class Value:
         """Whether a list was written here."""
         return isinstance(self._node, yaml.SequenceNode)
 
+    def is_mapping(self) -> bool:
+        """Whether a mapping was written here."""
+        return isinstance(self._node, yaml.MappingNode)
+
+    def must_be_true(self) -> None:
+        """Refuse anything but `true`: of a condition that is asked for or left out."""
+        if self._tag() != "bool" or self._node.value != "true":
+            self.error(f"must be true, and is {self._what()}; leave the key out where it does not matter")
+
     def text(self, what: str = "text") -> str:
         """A string as it was written; numbers, `true`, `on`, dates and `null` are errors unless quoted."""
         if self._tag() != "str":

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..model import Collective, Coverage
+from ..model import Collective, Coverage, Kind
 from ..result import Cause, Environment, KernelSeen, KnownProblem, Outcome, PhaseResult
 from ..runfolder import Buffer, PoolRecord
-from ..suite import Expectation, GatePhase, SuiteCase
+from ..suite import Expectation, GatePhase, Known, SuiteCase
 from .cause import Evidence, find_cause
 from .coverage import GATE_PHASES, coverage, group_of
 
@@ -32,43 +32,80 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     trouble: Trouble | None
 
 
+class Judged(NamedTuple):
+    """The outcome of a phase, or of one kind in it, with the known problem that it goes by."""
+
+    outcome: Outcome
+    message: str
+    known: Known | None = None
+
+
 def judge_phase(case: SuiteCase, phase: GatePhase, seen: Seen, environment: Environment) -> PhaseResult:
     """Judge one phase of a case; the first outcome that applies, in the order of README.md, "The words"."""
-    expected = case.expect[phase]
     rows = [row for rank in seen.collectives.values() for row in rank if row.phase in GATE_PHASES[phase]]
-    known = _known(case, phase, environment)
-    shown = coverage(rows)
-    outcome, message = _outcome(expected, phase, seen, rows, shown)
-    cause = _cause(case, phase, seen, rows, environment) if outcome in ("fail", "pass") else None
-    if known is not None:
-        if outcome in ("fail", "error"):
-            outcome, message = "known", f"{message}: a known problem"
-        elif outcome == "pass" and expected == "symmetric":
-            outcome, message = "fixed", f"{message}: the known problem is gone; take it out of the suite"
+    kinds = case.kinds.get(phase, {})
+    if kinds and seen.trouble is None:
+        judged = _judge_kinds(case, phase, seen, environment)
+    else:
+        known = _known(case, phase, None, environment)
+        judged = _by_known(*_outcome(case.expect[phase], phase, None, seen), case.expect[phase], known)
+    causes = judged.outcome in ("fail", "pass", "known", "fixed") and seen.trouble is None
     return PhaseResult(
         phase=phase,
-        expected=expected,
-        outcome=outcome,
-        message=message,
-        coverage=shown,
+        expected=case.expect[phase],
+        kinds=kinds,
+        outcome=judged.outcome,
+        message=judged.message,
+        coverage=coverage(rows),
         kernels=kernels_seen(rows),
-        cause=cause,
-        known=known if outcome in ("known", "fixed") else None,
+        cause=_cause(case, phase, seen, rows, environment) if causes else None,
+        known=KnownProblem(issue=judged.known.issue, title=judged.known.title) if judged.known else None,
     )
 
 
-def _outcome(
-    expected: Expectation, phase: GatePhase, seen: Seen, rows: Sequence[Collective], shown: Coverage
-) -> tuple[Outcome, str]:
+def _judge_kinds(case: SuiteCase, phase: GatePhase, seen: Seen, environment: Environment) -> Judged:
+    """Judge each kind by its own expectation. The worst stands for the phase: no other kind may hide a failure."""
+    parts: dict[Kind, Judged] = {}
+    for kind, expected in case.kinds[phase].items():
+        outcome, message = _outcome(expected, phase, kind, seen)
+        known = _known(case, phase, kind, environment)
+        if known is not None and known.kind is None and outcome == "pass":
+            known = None  # a problem of no kind in particular is gone only where it is gone from all of them
+        parts[kind] = _by_known(outcome, message, expected, known)
+    worst = min(parts.values(), key=lambda part: _WORST_FIRST.index(part.outcome))
+    told = "; ".join(f"{kind}: {part.message}" for kind, part in parts.items())
+    if worst.outcome != "pass":
+        return Judged(worst.outcome, told, worst.known)
+    return _by_known("pass", told, case.expect[phase], _known(case, phase, None, environment))
+
+
+_WORST_FIRST: tuple[Outcome, ...] = ("error", "fail", "unmeasured", "incapable", "known", "fixed", "pass")
+
+
+def _by_known(outcome: Outcome, message: str, expected: Expectation, known: Known | None) -> Judged:
+    if known is not None and outcome in ("fail", "error"):
+        return Judged("known", f"{message}: a known problem", known)
+    if known is not None and outcome == "pass" and expected == "symmetric":
+        return Judged("fixed", f"{message}: the known problem is gone; take it out of the suite", known)
+    return Judged(outcome, message)
+
+
+def _outcome(expected: Expectation, phase: GatePhase, kind: Kind | None, seen: Seen) -> tuple[Outcome, str]:
+    """The outcome of a phase or, with a `kind`, of that kind's collectives in it, before known problems."""
     if seen.trouble is not None:
         return seen.trouble.outcome, seen.trouble.sentence
     if expected == "any":
         return "pass", "not judged"
-    silent = [rank for rank, own in seen.collectives.items() if not any(r.phase in GATE_PHASES[phase] for r in own)]
-    if silent or not seen.collectives:
+    judged = {
+        rank: [row for row in own if row.phase in GATE_PHASES[phase] and kind in (None, row.kind)]
+        for rank, own in seen.collectives.items()
+    }
+    silent = [rank for rank, own in judged.items() if not own]
+    if silent or not judged:
         ranks = f" of rank {', '.join(map(str, silent))}" if silent else ""
-        return "unmeasured", f"no collective of {phase} in the trace{ranks}"
-    return _by_kernels(expected, shown, len(rows))
+        return "unmeasured", f"no {kind or 'collective'} of {phase} in the trace{ranks}"
+    rows = [row for own in judged.values() for row in own]
+    return _by_kernels(expected, coverage(rows), len(rows))
 
 
 def _by_kernels(expected: Expectation, shown: Coverage, total: int) -> tuple[Outcome, str]:
@@ -91,11 +128,13 @@ def _of(part: int, whole: int) -> str:
     return f"all {whole} {calls}" if part == whole and whole > 1 else f"{part} of {whole} {calls}"
 
 
-def _known(case: SuiteCase, phase: GatePhase, environment: Environment) -> KnownProblem | None:
-    known = case.known.get(phase)
-    if known is None or not known.applies(torch=environment.torch, nccl=environment.nccl):
-        return None
-    return KnownProblem(issue=known.issue, title=known.title)
+def _known(case: SuiteCase, phase: GatePhase, kind: Kind | None, environment: Environment) -> Known | None:
+    """The first known problem of these versions; with a `kind`, the first that may explain that kind."""
+    for known in case.known.get(phase, ()):
+        of_kind = kind is None or known.kind in (None, kind)
+        if of_kind and known.applies(torch=environment.torch, nccl=environment.nccl):
+            return known
+    return None
 
 
 def _cause(

@@ -13,15 +13,16 @@ from .. import __version__
 from ..errors import UserError
 from ..launch import checks_folder
 from ..model import Collective, Coverage
-from ..plan import Case
+from ..plan import DEFAULT_CONFIGURATION, Case, Plan
 from ..result import FAILING, CaseResult, Environment, Outcome, Result, StartResult, SuiteName, Verdict
 from ..runfolder import Lost, RankEnvironment, Record, RunFolder, Values
 from ..suite import GatePhase, Suite, SuiteCase
 from ..trace.collectives import read_collectives
-from .coverage import added
+from .coverage import GATE_PHASES, added, coverage
 from .expectation import Seen, Trouble, judge_phase
 
 PROBES_ONLY = "machine and PyTorch build only, not your code"
+NOT_RUN = "not run: interrupted"
 
 
 def judge_run(folder: RunFolder, suite: Suite, *, replay: bool = False, notes: Sequence[str] = ()) -> Result:
@@ -33,15 +34,28 @@ def judge_run(folder: RunFolder, suite: Suite, *, replay: bool = False, notes: S
     cases = [case for case in suite.cases if case.id in planned]
     if not cases:
         raise UserError(f"{folder.path}: has no case of the suite {suite.name}; judge it by the suite it was run with")
-    environment = read_environment(folder)
-    results = [judge_case(folder, planned[case.id], case, environment) for case in cases]
-    result = _result(suite, results, environment)
+    environments = Environments(folder)
+    stopped = next((end.message for end in map(folder.end, folder.starts()) if end and end.ended == "stopped"), None)
+    results = [judge_case(folder, planned[case.id], case, environments, stopped=bool(stopped)) for case in cases]
+    result = _result(suite, results, environments.usual)
+    told = [*_interruption(stopped, results), *_configurations(folder.plan()), *_only_in_one(planned, suite)]
     return msgspec.structs.replace(
         result,
         replay=replay,
         starts=_starts(folder, results),
-        notes=[*notes, *_only_in_one(planned, suite)],
+        notes=[*notes, *told],
     )
+
+
+def _interruption(stopped: str | None, results: Sequence[CaseResult]) -> list[str]:
+    if stopped is None:
+        return []
+    left_out = sum(result.trouble == NOT_RUN for result in results)
+    return [f"the run was {stopped}: {left_out} of {len(results)} cases were not run"]
+
+
+def _configurations(plan: Plan) -> list[str]:
+    return [f"configuration {name}: {content}" for name, content in plan.configurations.items()]
 
 
 def _result(suite: Suite, results: list[CaseResult], environment: Environment) -> Result:
@@ -77,7 +91,8 @@ def unmeasured_run(suite: Suite, ranks: int, ranks_per_gpu: int, why: str) -> Re
     environment = Environment(ranks=ranks, ranks_per_gpu=ranks_per_gpu, hosts=0)
     results = [
         CaseResult(
-            id=case.id, check=case.check, workload=case.workload, axes=case.axes, because=case.because, trouble=why,
+            id=case.id, check=case.check, workload=case.workload, axes=case.axes, configuration=case.configuration,
+            because=case.because, trouble=why,
             phases=[judge_phase(case, phase, seen, environment) for phase in case.expect],
         )
         for case in suite.cases
@@ -85,10 +100,17 @@ def unmeasured_run(suite: Suite, ranks: int, ranks_per_gpu: int, why: str) -> Re
     return _result(suite, results, environment)
 
 
-def judge_case(folder: RunFolder, planned: Case, case: SuiteCase, environment: Environment) -> CaseResult:
-    """Judge one case by what its ranks left."""
+def judge_case(
+    folder: RunFolder, planned: Case, case: SuiteCase, environments: Environments, *, stopped: bool = False
+) -> CaseResult:
+    """Judge one case by what its ranks left; `stopped` says that the run was interrupted."""
     records, lost = folder.records(planned), folder.lost(planned)
+    first = records.get(min(records)) if records else None
+    start = lost.start if lost else first.start if first else None
+    environment = environments.of(start, planned.configuration)
     trouble = _trouble(records, lost, environment.ranks)
+    if stopped and not records and lost is None:
+        trouble = Trouble("unmeasured", NOT_RUN)
     collectives: dict[int, list[Collective]] = {}
     notes: list[str] = []
     for rank, record in records.items():
@@ -108,7 +130,6 @@ def judge_case(folder: RunFolder, planned: Case, case: SuiteCase, environment: E
     if trouble is None and (missing := sorted(set(range(environment.ranks)) - set(collectives))):
         trouble = Trouble("error", f"no trace of rank {', '.join(map(str, missing))}")
     buffers = [buffer for record in records.values() for buffer in record.buffers]
-    first = records.get(min(records)) if records else None
     seen = Seen(collectives=collectives, buffers=buffers, pool=first.pool if first else None, trouble=trouble)
     untold = sum(row.phase == "unknown" for rows in collectives.values() for row in rows)
     if untold:
@@ -118,9 +139,10 @@ def judge_case(folder: RunFolder, planned: Case, case: SuiteCase, environment: E
         check=case.check,
         workload=case.workload,
         axes=case.axes,
+        configuration=planned.configuration,
         because=case.because,
         phases=[judge_phase(case, phase, seen, environment) for phase in case.expect],
-        start=lost.start if lost else first.start if first else None,
+        start=start,
         trouble=trouble.sentence if trouble else None,
         detail=next((record.detail for record in records.values() if record.detail and _to_blame(record)), None),
         values=_worst_values(records),
@@ -148,7 +170,7 @@ def _to_blame(record: Record) -> bool:
 def _trouble(records: Mapping[int, Record], lost: Lost | None, ranks: int) -> Trouble | None:
     """Why a case can't be judged by its kernels, or None. Wrong values are an error whatever kernels ran."""
     if lost is not None:
-        return Trouble("error", lost.message)
+        return Trouble("unmeasured" if lost.outcome == "stopped" else "error", lost.message)
     blamed = sorted(records.items(), key=lambda item: not _to_blame(item[1]))
     for rank, record in blamed:
         if record.outcome in ("raised", "hung"):
@@ -171,14 +193,37 @@ def _worst_values(records: Mapping[int, Record]) -> Values | None:
     return max(values, key=lambda value: (value.wrong, value.max_error), default=None)
 
 
+class Environments:
+    """What the ranks of each start recorded of what they ran on and with; facts on which ranks differ are joined."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        plan = folder.plan()
+        self._unknown = Environment(ranks=plan.ranks, ranks_per_gpu=plan.ranks_per_gpu, hosts=0)
+        self._by_start: dict[int, Environment] = {}
+        self._last: dict[str, Environment] = {}
+        for start in folder.starts():
+            ranks = folder.environments(start)
+            if any(rank.error is None for rank in ranks.values()):
+                environment = _merged(plan.ranks, plan.ranks_per_gpu, [ranks[rank] for rank in sorted(ranks)])
+                self._by_start[start] = environment
+                part = folder.plan_of(start)
+                name = part.cases[0].configuration if part and part.cases else DEFAULT_CONFIGURATION
+                self._last[name] = environment
+
+    @property
+    def usual(self) -> Environment:
+        """That of the default configuration's last start; of another's where the default one has none."""
+        return self._last.get(DEFAULT_CONFIGURATION) or next(reversed(self._last.values()), self._unknown)
+
+    def of(self, start: int | None, configuration: str) -> Environment:
+        """That of a start; where its ranks wrote none, of its configuration's last start."""
+        found = self._by_start.get(start) if start is not None else None
+        return found or self._last.get(configuration) or self._unknown
+
+
 def read_environment(folder: RunFolder) -> Environment:
-    """The environment of a run, by the last start whose ranks wrote theirs; facts on which ranks differ are joined."""
-    plan = folder.plan()
-    for start in reversed(folder.starts()):
-        ranks = folder.environments(start)
-        if any(rank.error is None for rank in ranks.values()):
-            return _merged(plan.ranks, plan.ranks_per_gpu, [ranks[rank] for rank in sorted(ranks)])
-    return Environment(ranks=plan.ranks, ranks_per_gpu=plan.ranks_per_gpu, hosts=0)
+    """The environment of a run: of the default configuration's last start whose ranks wrote theirs."""
+    return Environments(folder).usual
 
 
 def _merged(ranks: int, ranks_per_gpu: int, own: Sequence[RankEnvironment]) -> Environment:
@@ -224,12 +269,21 @@ def _starts(folder: RunFolder, results: Sequence[CaseResult]) -> list[StartResul
 
 
 def suite_coverage(results: Sequence[CaseResult]) -> dict[GatePhase, Coverage]:
-    """The suite's coverage: only phases that expect `symmetric` count, so that controls do not lower it."""
+    """The suite's coverage: only phases that expect `symmetric` count, so that controls do not lower it.
+
+    Where the kinds of a phase have each its own expectation, only those that expect `symmetric` count.
+    """
     phases: dict[GatePhase, list[Coverage]] = {}
     for result in results:
         for phase in result.phases:
-            if phase.expected == "symmetric":
-                phases.setdefault(phase.phase, []).append(phase.coverage)
+            if phase.expected != "symmetric":
+                continue
+            shown = phase.coverage
+            if phase.kinds:
+                wanted = {kind for kind, expected in phase.kinds.items() if expected == "symmetric"}
+                of_phase = (row for row in result.collectives if row.phase in GATE_PHASES[phase.phase])
+                shown = coverage(row for row in of_phase if row.kind in wanted)
+            phases.setdefault(phase.phase, []).append(shown)
     return {phase: added(parts) for phase, parts in phases.items()}
 
 

@@ -59,7 +59,8 @@ def test_the_default_suite_is_the_probe_under_each_pool_set_up() -> None:
     known = {case.id: case.known for case in suite.cases if case.known}
     assert list(known) == ["all_reduce/step"]
     assert list(known["all_reduce/step"]) == ["backward"]
-    assert known["all_reduce/step"]["backward"].issue == "https://github.com/pytorch/pytorch/issues/167353"
+    (problem,) = known["all_reduce/step"]["backward"]
+    assert problem.issue == "https://github.com/pytorch/pytorch/issues/167353"
     controls = [case for case in suite.cases if "fallback" in case.expect.values()]
     assert all(case.because for case in controls)
 
@@ -143,7 +144,7 @@ def test_the_first_exception_that_matches_is_laid_over_phase_by_phase(tmp_path: 
     }
     assert [case.because for case in suite.cases] == ["a control", "it should be", "a control", *["it should be"] * 3]
     assert {case.id: case.known for case in suite.cases if case.known} == {
-        "probe/step/1KiB": {"forward": Known(issue="https://example.org/1", title="too small", nccl="<2.31")}
+        "probe/step/1KiB": {"forward": (Known(issue="https://example.org/1", title="too small", nccl="<2.31"),)}
     }
 
 
