@@ -72,19 +72,24 @@ class Memory:
         """Route this thread's allocations on the device to the pool."""
         return torch.cuda.use_mem_pool(self.pool, self.device)
 
-    def register(self, *, symmetric: bool) -> None:
-        """Register the pool's segments with NCCL, as windows or as plain user buffers. Collective."""
+    def backend_of(self, group: dist.ProcessGroup | None):
+        """The NCCL backend of `group` on this device; None is the default group."""
+        return self.backend if group is None else group._get_backend(self.device)
+
+    def register(self, *, symmetric: bool, group: dist.ProcessGroup | None = None) -> None:
+        """Register the pool's segments with `group`'s NCCL, as windows or as plain user buffers. Collective."""
+        backend = self.backend_of(group)
         if not symmetric:
-            self.backend.register_mem_pool(self.pool)
+            backend.register_mem_pool(self.pool)
             return
         try:
-            self.backend.register_mem_pool(self.pool, symm=True)
+            backend.register_mem_pool(self.pool, symm=True)
         except TypeError as error:
             raise Incapable(f"register_mem_pool(symm=True) came with torch 2.9; this is {torch.__version__}") from error
 
-    def deregister(self) -> None:
+    def deregister(self, group: dist.ProcessGroup | None = None) -> None:
         """Take the registration back. Collective, so never called where a rank may have failed."""
-        self.backend.deregister_mem_pool(self.pool)
+        self.backend_of(group).deregister_mem_pool(self.pool)
 
     def segments(self) -> list[tuple[int, int]]:
         """Return the pool's segments as (first address, address after the last)."""

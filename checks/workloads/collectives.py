@@ -84,7 +84,7 @@ def collectives(
     def step() -> None:
         for each in calls:
             each.fill()
-        issue(case, pool if registered in ("both", "output") else None, calls)
+        issue(pool if registered in ("both", "output") else None, calls)
 
     try:
         case.run(step)
@@ -174,17 +174,6 @@ def in_pool(pool: Pool) -> contextlib.ExitStack:
     return stack
 
 
-def note(case: Case, call: Call) -> None:
-    """Record the buffers of a call, in the order in which the calls are made."""
-    if call.kind in ("all_reduce", "broadcast"):
-        # The functional form of these works in place on a copy of its own.
-        case.note_buffer("forward", call.kind, "in-place", call.output)
-        return
-    case.note_buffer("forward", call.kind, "input", call.input)
-    if call.output is not call.input:
-        case.note_buffer("forward", call.kind, "output", call.output)
-
-
 # ---- ways to call ----------------------------------------------------------------------------------------------------
 
 Eager = Callable[..., "dist.Work | None"]
@@ -216,50 +205,48 @@ FUNCTIONAL: dict[str, Callable[[Call], Tensor]] = {
 }
 
 
-def sync(case: Case, pool: Pool | None, calls: list[Call]) -> None:
+def sync(pool: Pool | None, calls: list[Call]) -> None:
     """Call and go on: what follows on the stream waits."""
     for call in calls:
-        note(case, call)
         EAGER[call.kind](call, False)
 
 
-def asynchronous(case: Case, pool: Pool | None, calls: list[Call]) -> None:
+def asynchronous(pool: Pool | None, calls: list[Call]) -> None:
     """Call with async_op and wait for the work."""
     for call in calls:
-        note(case, call)
         EAGER[call.kind](call, True).wait()
 
 
-def side_stream(case: Case, pool: Pool | None, calls: list[Call]) -> None:
+def side_stream(pool: Pool | None, calls: list[Call]) -> None:
     """Call on another stream than the one that wrote the input and reads the output."""
-    if case.device.type != "cuda":
-        raise Incapable(f"a side stream needs a GPU, and this run is on the {case.device.type}")
-    main, side = torch.cuda.current_stream(case.device), torch.cuda.Stream(case.device)
+    device = calls[0].input.device
+    if device.type != "cuda":
+        raise Incapable(f"a side stream needs a GPU, and this run is on the {device.type}")
+    main, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
     side.wait_stream(main)
     with torch.cuda.stream(side):
-        sync(case, pool, calls)
+        sync(pool, calls)
     main.wait_stream(side)
 
 
-def coalesced(case: Case, pool: Pool | None, calls: list[Call]) -> None:
+def coalesced(pool: Pool | None, calls: list[Call]) -> None:
     """Call several inside torch's coalescing manager, which hands them to NCCL as one group."""
     # Three kinds have a coalesced form; the others are grouped as they come, for which torch wants the device.
-    device = None if calls[0].kind in ("all_reduce", "all_gather", "reduce_scatter") else case.device
+    device = None if calls[0].kind in ("all_reduce", "all_gather", "reduce_scatter") else calls[0].input.device
     with _coalescing_manager(device=device):
-        sync(case, pool, calls)
+        sync(pool, calls)
 
 
-def as_functional(case: Case, pool: Pool | None, calls: list[Call]) -> None:
+def as_functional(pool: Pool | None, calls: list[Call]) -> None:
     """Call the functional form, which makes its own output: in the pool, if that side is to be registered."""
     for call in calls:
         call.output = torch.empty(0)  # first, so that this call takes the block that the last step's had
         with in_pool(pool) if pool is not None else contextlib.nullcontext():
             result = functional.wait_tensor(FUNCTIONAL[call.kind](call))
         call.output = result
-        note(case, call)
 
 
-CALLS: dict[str, Callable[[Case, Pool | None, list[Call]], None]] = {
+CALLS: dict[str, Callable[[Pool | None, list[Call]], None]] = {
     "sync": sync,
     "async": asynchronous,
     "side-stream": side_stream,
