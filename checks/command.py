@@ -15,6 +15,8 @@ def main(arguments: list[str]) -> int:
     """
     parser = argparse.ArgumentParser(prog="symmem-checks", description=__doc__)
     parser.add_argument("--describe", action="store_true", help="print one line of JSON about this Python's torch")
+    parser.add_argument("--doctor", action="store_true", help="print lines of JSON about this machine, the last whole")
+    parser.add_argument("--thorough", action="store_true", help="describe by importing torch, which takes seconds")
     parser.add_argument("--plan", type=Path, help="the plan.json of this start of the ranks")
     parser.add_argument("--script", type=Path, help="the script.json that says which training script to run")
     # Not "--run": torchrun's parser looks at these too, and finds that ambiguous.
@@ -23,7 +25,12 @@ def main(arguments: list[str]) -> int:
     if options.describe:
         from .describe import describe
 
-        print(json.dumps(describe()), flush=True)
+        print(json.dumps(describe(thorough=options.thorough)), flush=True)
+        return 0
+    if options.doctor:
+        from .doctor import tell_facts
+
+        tell_facts(lambda line: print(line, flush=True))
         return 0
     if options.script is not None and options.into is not None:
         from .script import run_script
