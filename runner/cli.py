@@ -18,7 +18,8 @@ exit status: 0 the gate holds, 1 it does not, 2 the call or a file is wrong,
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status. Errors end in one line on stderr, without a traceback."""
-    parsed = _parser().parse_args(arguments)
+    given, script_arguments = _split(list(sys.argv[1:] if arguments is None else arguments))
+    parsed = _parser().parse_args(given, argparse.Namespace(script_arguments=script_arguments))
     try:
         status: int = parsed.command(parsed)
     except SymmemCheckError as error:
@@ -31,6 +32,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _tell("symmem-check: interrupted")
         return 130
     return status
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Take what follows `--` from the arguments of `run`: it is the training script's, whatever it looks like."""
+    if arguments[:1] != ["run"] or "--" not in arguments:
+        return arguments, []
+    at = arguments.index("--")
+    return arguments[:at], arguments[at + 1 :]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -52,9 +61,10 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
     run = commands.add_parser(
         "run",
-        help="run probes on this machine's GPUs and judge them",
-        description="Run a suite of probes on this machine's GPUs, classify what ran, and judge it. "
-        "Writes result.json, junit.xml, summary.md and the run folder.",
+        help="run probes, or your own training script, on this machine's GPUs and judge them",
+        usage="symmem-check run [options] [--script FILE [options] [-- ARGUMENTS]]",
+        description="Run a suite of probes, or your own training script, on this machine's GPUs, classify what ran, "
+        "and judge it. Writes result.json, junit.xml, summary.md and the run folder.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -73,7 +83,32 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--out", metavar="DIR", type=Path, default=DEFAULT_OUT, help=f"output folder (default: {DEFAULT_OUT})"
     )
     run.add_argument("--replay", action="store_true", help="judge the recorded run that ships with symmem-check")
+    _add_script(run)
     run.set_defaults(command=_run)
+
+
+def _add_script(run: argparse.ArgumentParser) -> None:
+    from .settings import SCRIPT_STEPS, SCRIPT_TIMEOUT, SCRIPT_WARMUP, percentage, positive
+
+    script = run.add_argument_group(
+        "your own training script",
+        "It runs unchanged under torchrun; some of its steps are traced, and then it is ended. A step ends where the "
+        "optimizer that stepped first steps again.",
+    )
+    script.add_argument("--script", metavar="FILE", help="the script; its arguments stand at the end, after --")
+    script.add_argument("--steps", metavar="N", type=positive, help=f"steps to trace (default: {SCRIPT_STEPS})")
+    script.add_argument(
+        "--warmup", metavar="N", type=positive, help=f"steps before those, at least 2 (default: {SCRIPT_WARMUP})"
+    )
+    script.add_argument("--keep-going", action="store_true", help="let the script run to its end")
+    script.add_argument(
+        "--timeout", metavar="SECONDS", type=positive, help=f"for the whole script (default: {SCRIPT_TIMEOUT})"
+    )
+    for phase in ("forward", "backward"):
+        script.add_argument(
+            f"--min-{phase}-coverage", metavar="PERCENT", type=percentage,
+            help=f"fail where fewer of the eligible calls in {phase} are symmetric",
+        )  # fmt: skip
 
 
 def _add_classify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -96,7 +131,17 @@ def _run(parsed: argparse.Namespace) -> int:
     from .settings import run_settings
 
     settings = run_settings(parsed)
-    result = run(settings, _tell)
+    if settings.script is None:
+        result = run(settings, _tell)
+    else:
+        from .script import run_script
+
+        result = run_script(settings, settings.script, _tell)
+    if result.script is not None:
+        from .report.columns import console_for
+        from .report.script import print_script
+
+        print_script(console_for(sys.stdout), result.script)
     print_run_table(result, sys.stdout)
     _tell(f"symmem-check: reports are in {settings.out}")
     return EXIT_STATUS[result.verdict.word]

@@ -1,0 +1,161 @@
+"""`symmem-check run --script`: the user's own training script on this machine's GPUs, a few of its steps judged."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from .errors import UserError
+from .judge.script import judge_script, unmeasured_script
+from .launch import SHARED_GPU_ENVIRONMENT, PythonFacts, checks_folder, describe_python
+from .nccl_library import find_nccl
+from .plan import Case, Plan, write_plan
+from .processes import POLL_SECONDS, Processes, how_it_ended
+from .result import Result
+from .run import prepare, share, write_reports
+from .runfolder import End, RunFolder, write_json
+from .script_result import ScriptResult
+from .settings import RunSettings, ScriptSettings
+from .watch import Stop, stoppable
+
+STOP_SECONDS = 5.0
+FOLDER = "cases/script"
+
+
+class ScriptPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What checks/ reads from script.json. The arguments stand here, since torchrun's parser would look at them too."""
+
+    schema: int = 1
+    script: str
+    arguments: tuple[str, ...]
+    folder: str = FOLDER
+    start: int = 0
+    ranks_per_gpu: int
+    warmup: int
+    steps: int
+    keep_going: bool
+
+
+def run_script(settings: RunSettings, script: ScriptSettings, tell: Callable[[str], None]) -> Result:
+    """Run the script, judge the steps traced, and write result.json, junit.xml, summary.md and the run folder.
+
+    `tell` takes progress, a line at a time. Raises UserError for what the caller has to change first.
+    """
+    prepare(settings.out)
+    began = time.monotonic()
+    facts = describe_python(settings.python)
+    gpus = len(facts.devices)
+    ranks = settings.ranks or max(2, gpus)
+    asked = asked_for(script, ranks)
+    if facts.error is not None:
+        result = unmeasured_script(asked, settings.ranks_per_gpu or 1, facts.error)
+    else:
+        ranks_per_gpu = share(ranks, settings.ranks_per_gpu, gpus)
+        preload = _preload(settings, facts, tell)
+        first, last = max(2, script.warmup) + 1, max(2, script.warmup) + script.steps
+        tell(f"{script.file}: {ranks} ranks on {gpus} × {facts.devices[0].name}, torch {facts.torch}")
+        tell(f"tracing steps {first} to {last}; its output goes to {settings.out / 'run/starts/0/log.txt'}")
+        folder = RunFolder(settings.out / "run")
+        end = run_ranks(script, folder, ranks, ranks_per_gpu, python=settings.python, preload=preload)
+        tell(f"the script {end.ended}" + (f": {end.message}" if end.message else ""))
+        result = judge_script(folder, asked)
+    seconds = {"all": round(time.monotonic() - began, 3)}
+    result = msgspec.structs.replace(result, seconds=seconds)
+    write_reports(result, settings.out)
+    return result
+
+
+def asked_for(script: ScriptSettings, ranks: int) -> ScriptResult:
+    """What was asked for, as the part of the Result that is there before anything has run."""
+    return ScriptResult(
+        command=[script.file, *script.arguments],
+        ranks=ranks,
+        steps=script.steps,
+        warmup=max(2, script.warmup),
+        minimum=dict(script.minimum),
+    )
+
+
+def _preload(settings: RunSettings, facts: PythonFacts, tell: Callable[[str], None]) -> Path | None:
+    if settings.nccl is None:
+        return None
+    cuda = (facts.cuda or "").split(".")[0]
+    if not cuda.isdecimal():
+        raise UserError(f"--nccl: torch {facts.torch} is not built for CUDA, so no NCCL can be put under it")
+    return find_nccl(settings.nccl, cuda_major=int(cuda), tell=tell)
+
+
+def run_ranks(
+    script: ScriptSettings,
+    folder: RunFolder,
+    ranks: int,
+    ranks_per_gpu: int,
+    *,
+    python: str,
+    preload: Path | None = None,
+    environment: dict[str, str] | None = None,
+) -> End:
+    """Run the script once under torchrun, writing into `folder`; returns how it ended.
+
+    Environment (by default this process's), working directory and arguments are the caller's. No process of it is
+    left when this returns. SIGINT, SIGTERM and SIGHUP end the ranks first and act then.
+    """
+    path = folder.path.resolve()
+    case = Case(id="script", folder=FOLDER, workload=script.file, axes={}, deadline=script.timeout)
+    write_plan(Plan(ranks=ranks, ranks_per_gpu=ranks_per_gpu, steps=script.steps, cases=[case]), path / "plan.json")
+    plan = ScriptPlan(
+        script=script.file, arguments=script.arguments, ranks_per_gpu=ranks_per_gpu, warmup=script.warmup,
+        steps=script.steps, keep_going=script.keep_going,
+    )  # fmt: skip
+    (path / "script.json").write_bytes(msgspec.json.encode(plan))
+    start = path / "starts" / "0"
+    start.mkdir(parents=True)
+    caller = dict(os.environ) if environment is None else environment
+    # torchrun would set the threads alike, and say so at length.
+    needed = {"OMP_NUM_THREADS": "1"} | (SHARED_GPU_ENVIRONMENT if ranks_per_gpu > 1 else {})
+    with stoppable() as stop:
+        processes = Processes(_command(path, ranks, python, preload, caller), {**needed, **caller}, start / "log.txt")
+        try:
+            end = _follow(processes, stop, script.timeout)
+        finally:
+            processes.stop(patience=0)
+        write_json(end, start / "end.json")
+    return end
+
+
+def _command(path: Path, ranks: int, python: str, preload: Path | None, caller: dict[str, str]) -> list[str]:
+    torchrun = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--no-python"]
+    preloads = [str(preload.resolve()), caller.get("LD_PRELOAD", "")] if preload else []
+    assign = [f"LD_PRELOAD={':'.join(filter(None, preloads))}"] if preload else []
+    rank = [python, str(checks_folder() / "__main__.py"), "--script", str(path / "script.json"), "--into", str(path)]
+    return [*torchrun, "env", *assign, *rank]
+
+
+def _follow(processes: Processes, stop: Stop, timeout: float) -> End:
+    """Wait for the end of the script, ending it where it takes too long or `stop` asks."""
+    end = time.monotonic() + timeout
+    while True:
+        status = processes.poll()
+        if stop.signal:
+            return End(exit_status=processes.stop(STOP_SECONDS), ended="stopped", message="stopped by a signal")
+        if status is not None:
+            return _how_it_ended(processes, status)
+        if time.monotonic() > end:
+            message = f"no end within {timeout:g} s; give a longer --timeout if the script needs it"
+            return End(exit_status=processes.stop(STOP_SECONDS), ended="hung", message=message)
+        time.sleep(POLL_SECONDS)
+
+
+def _how_it_ended(processes: Processes, status: int) -> End:
+    if status == 0:
+        return End(exit_status=0, ended="finished")
+    failure = processes.first_failure()
+    if status > 0 and failure is not None:
+        message = f"rank {failure[0]} {how_it_ended(failure[1])}"
+    else:
+        message = f"torchrun {how_it_ended(status)}: {processes.last_words()}"
+    return End(exit_status=status, ended="died", message=message)

@@ -1,0 +1,65 @@
+"""What a run of the user's own training script found: the part of a Result that only such a run has."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .findings import Cause, KernelSeen
+from .model import Coverage, Kind, Phase
+
+
+class ScriptRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The collectives of one phase, kind, process group, group size and dtype.
+
+    `coverage` and `kernels` are over all ranks and traced steps; `calls_per_step` counts launches over all ranks.
+    """
+
+    phase: Phase
+    kind: Kind
+    group: str | None
+    group_size: int | None
+    dtype: str | None
+    calls_per_step: float
+    coverage: Coverage
+    kernels: list[KernelSeen]
+
+
+class Fallen(msgspec.Struct, frozen=True, kw_only=True):
+    """Alike collectives that fell back: as in their row, of one size, issued from one place.
+
+    `bytes` is one call's, per rank; `calls_per_step` is over all ranks. `op` is the op that issued them, such as
+    autograd's node in backward; `module` the path of the module it ran in. Each is None where the trace doesn't tell.
+    """
+
+    phase: Phase
+    kind: Kind
+    group: str | None
+    group_size: int | None
+    dtype: str | None
+    bytes: int | None
+    calls_per_step: float
+    op: str | None
+    module: str | None
+    kernel: str | None
+    cause: Cause | None
+
+
+class ScriptResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of a script: what was run, the collectives by row, and those that fell back, most bytes a step first.
+
+    `steps` is how many steps were traced on each rank, `warmup` how many went before. `minimum` is the coverage asked
+    for, from 0 to 1, by phase. `detail` is the traceback where the script raised. `more_fallen` counts the fallen
+    entries that were left out.
+    """
+
+    command: list[str]
+    ranks: int
+    steps: int
+    warmup: int
+    optimizer: str | None = None
+    rows: list[ScriptRow] = []
+    fallen: list[Fallen] = []
+    more_fallen: int = 0
+    minimum: dict[str, float] = {}
+    trouble: str | None = None
+    detail: str | None = None
