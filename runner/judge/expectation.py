@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from ..model import Collective, Coverage, Kind
+from ..nccl_log import LogFacts
 from ..result import Cause, Environment, KernelSeen, KnownProblem, Outcome, PhaseResult
 from ..runfolder import Buffer, PoolRecord
 from ..suite import Expectation, GatePhase, Known, SuiteCase
@@ -24,12 +25,13 @@ class Trouble(NamedTuple):
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ranks left of one case: its collectives by rank, and the buffers of all ranks."""
+    """What the ranks left of one case: its collectives by rank, the buffers of all ranks, and NCCL's log, if any."""
 
     collectives: Mapping[int, Sequence[Collective]]
     buffers: Sequence[Buffer]
     pool: PoolRecord | None
     trouble: Trouble | None
+    log: LogFacts | None = None
 
 
 class Judged(NamedTuple):
@@ -143,7 +145,18 @@ def _cause(
     fallen = [row for row in rows if group_of(row) in ("fallback", "ineligible")]
     buffers = [buffer for buffer in seen.buffers if buffer.phase == phase]
     op = case.axes.get("op")
-    return find_cause(Evidence(fallen, buffers, op if isinstance(op, str) else None, seen.pool, environment))
+    return find_cause(
+        Evidence(
+            collectives=fallen,
+            buffers=buffers,
+            op=op if isinstance(op, str) else None,
+            pool=seen.pool,
+            environment=environment,
+            workload=case.workload,
+            symmetric=[row for own in seen.collectives.values() for row in own if row.symmetric],
+            log=seen.log,
+        )
+    )
 
 
 def kernels_seen(rows: Sequence[Collective]) -> list[KernelSeen]:
