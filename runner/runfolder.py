@@ -51,6 +51,19 @@ class PoolRecord(msgspec.Struct, frozen=True):
     registered: Registration
 
 
+class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
+    """One measurement of the workload `bandwidth` on one rank: microseconds a call, and bus bandwidth in GB/s.
+
+    `bytes` is the size of the larger buffer of the rank; `mechanism` says whether its buffers lay in the pool.
+    """
+
+    kind: str
+    bytes: int
+    mechanism: Literal["symmetric", "general"]
+    time_us: float
+    busbw_gbps: float
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank recorded of one case; a process that died leaves `state` at "started"."""
 
@@ -65,6 +78,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     buffers: list[Buffer] = []
     pool: PoolRecord | None = None
     trace: str | None = None
+    bandwidth: list[Bandwidth] = []
     seconds: dict[str, float] = {}
 
 
@@ -110,11 +124,14 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True):
-    """A case that a rank could not finish, since a process died, hung, was stopped or never came up."""
+    """A case that a rank could not finish, since a process died, hung, was stopped or never came up.
+
+    `start` is None for a case that was never begun since the run was stopped before.
+    """
 
     schema: int = 1
     case: str
-    start: int
+    start: int | None
     outcome: LostOutcome
     rank: int | None = None
     message: str
