@@ -63,17 +63,20 @@ def collectives(
     op: str,
     size: int,
     registered: str = "both",
-    place: str = "out",
+    place: str | None = None,
     call: str = "sync",
 ) -> None:
     """Trace one collective and check what it wrote.
 
     `kind` is all_reduce, all_gather, reduce_scatter, all_to_all, broadcast or gather. `size` is in bytes and of the
     larger buffer of a rank. `registered` says which buffers are made in the pool: both, input, output or none.
-    `place` is "in" or "out"; torch has all_reduce and broadcast in place only, but as functional collectives.
+    `place` is "in" or "out": torch has all_reduce and broadcast in place only, unless they are functional, and for the
+    others None is "out".
     `call` is sync, async, side-stream, coalesced (several of them, of `size` together) or functional.
     Raises ValueError for a combination that torch does not have.
     """
+    if place is None:
+        place = "in" if kind in ("all_reduce", "broadcast") and call != "functional" else "out"
     refuse_what_torch_lacks(kind, op, registered, place, call)
     element = getattr(torch, dtype)
     refuse_float8_reductions(kind, element, case.device)
