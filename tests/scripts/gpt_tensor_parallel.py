@@ -58,7 +58,7 @@ def make_pool(device: torch.device) -> torch.cuda.MemPool:
         return symmetric_memory.get_mem_pool(device)
 
 
-class ReduceForward(torch.autograd.Function):
+class ReduceFromParallel(torch.autograd.Function):
     """Sums over the ranks in forward; the gradient passes through. After a row-parallel layer."""
 
     @staticmethod
@@ -76,7 +76,7 @@ class ReduceForward(torch.autograd.Function):
         return gradient, None
 
 
-class ReduceBackward(torch.autograd.Function):
+class CopyToParallel(torch.autograd.Function):
     """Passes through in forward; sums the gradient over the ranks. Before a column-parallel layer."""
 
     @staticmethod
@@ -101,10 +101,10 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, _ = x.shape
-        qkv = self.qkv(ReduceBackward.apply(x, self.pool)).view(batch, length, 3, self.heads, -1)
+        qkv = self.qkv(CopyToParallel.apply(x, self.pool)).view(batch, length, 3, self.heads, -1)
         query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind()
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return ReduceForward.apply(self.out(mixed.transpose(1, 2).reshape(batch, length, -1)), self.pool)
+        return ReduceFromParallel.apply(self.out(mixed.transpose(1, 2).reshape(batch, length, -1)), self.pool)
 
 
 class Mlp(nn.Module):
@@ -115,7 +115,7 @@ class Mlp(nn.Module):
         self.down = nn.Linear(4 * hidden // ranks, hidden, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return ReduceForward.apply(self.down(functional.gelu(self.up(ReduceBackward.apply(x, self.pool)))), self.pool)
+        return ReduceFromParallel.apply(self.down(functional.gelu(self.up(CopyToParallel.apply(x, self.pool)))), self.pool)
 
 
 class Block(nn.Module):
