@@ -7,6 +7,7 @@ itself here. It reads valid traces only; how a damaged file is told or salvaged 
 
 from __future__ import annotations
 
+import collections
 import functools
 import gzip
 import json
@@ -22,11 +23,13 @@ from tests.reference_names import (
     is_barrier,
     is_call,
     is_collective_call,
+    is_described_call,
     is_symmetric,
     joins,
     kind_of,
     kind_of_word,
     mechanism_of,
+    moves_no_data,
     named_dtype,
     number,
     phase_of_autograd,
@@ -68,7 +71,7 @@ def classify(trace):
         "collectives": [],
     }
     for process in processes:
-        process.amd = _is_amd(header, process)
+        process.amd = _is_amd(header, processes)
         found = process.collectives()
         result["barrier_calls"] += process.barriers
         result["one_rank_calls"] += process.one_rank_calls()
@@ -82,7 +85,8 @@ def _row(event):
     if not isinstance(event, dict):
         return None
     args = event["args"] if isinstance(event.get("args"), dict) else {}
-    row = {**event, "args": args, "cat": event.get("cat") or "", "name": str(event.get("name", ""))}
+    name = event.get("name")
+    row = {**event, "args": args, "cat": event.get("cat") or "", "name": name if isinstance(name, str) else ""}
     if event.get("ph") == "M":
         return row if row["name"] == "thread_name" else None
     if event.get("ph") != "X":
@@ -99,10 +103,10 @@ def _is_gpu(row):
     return row["cat"] in ("kernel", "gpu_memcpy", "Kernel", "Memcpy")
 
 
-def _is_amd(header, process):
+def _is_amd(header, processes):
     """True where AMD's runtime or an AMD device made the trace, so that NCCL's names are RCCL's."""
     devices = [str(device.get("name", "")) for device in header.get("deviceProperties") or []]
-    hip = any(row["name"].startswith("hip") for row in process.launches)
+    hip = any(row["name"].startswith("hip") for process in processes for row in process.launches)
     return hip or any(re.search(r"\bAMD\b|Instinct|Radeon|gfx\d", name) for name in devices)
 
 
@@ -121,17 +125,20 @@ def _processes(rows):
     everything = list(hosts.values()) or [_Process()]
     for row in rows:
         if row.get("ph") == "M" or row["cat"] == "user_annotation":
-            owner = hosts.get(row.get("pid")) or (everything[0] if len(everything) == 1 else None)
+            owner = hosts.get(row.get("pid"))
             if owner is not None:
                 owner.add(row)
-    gpus = {}
+    gpus, nobody = {}, _Process()
     for row in rows:
-        if _is_gpu(row):
+        if _is_gpu(row) and not moves_no_data(row["name"]):
             gpus.setdefault(row.get("pid"), []).append(row)
     for gpu_rows in gpus.values():
-        owner = max(everything, key=lambda process: process.claim(gpu_rows)) if len(everything) > 1 else everything[0]
-        owner.gpu_rows += gpu_rows
-    return everything
+        owner = max(everything, key=lambda process: process.claim(gpu_rows))
+        if len(hosts) > 1 and owner.claim(gpu_rows)[0] == 0:
+            nobody.gpu_rows += gpu_rows
+        else:
+            owner.gpu_rows += gpu_rows
+    return [*everything, nobody] if nobody.gpu_rows else everything
 
 
 class _Process:
@@ -157,7 +164,7 @@ class _Process:
                 self.launch_of[joins(row["args"]["correlation"])] = row
         else:
             self.threads.setdefault(row.get("tid"), []).append(row)
-            if row["cat"] in CPU_OPS and joins(row["args"].get("External id")) is not None:
+            if is_described_call(row) and joins(row["args"].get("External id")) is not None:
                 self.ops_of.setdefault(joins(row["args"]["External id"]), []).append(row)
 
     def rows(self):
@@ -177,7 +184,7 @@ class _Process:
     def locate(self, gpu_row):
         """Where the host launched this row: {"time", "tid", "graph"}, or None.
 
-        First by correlation; where that tells nothing, by the CPU op of the same External id, unless that id only
+        First by correlation; where that tells nothing, by the call of the same External id, unless that id only
         repeats the correlation, as old traces write it.
         """
         correlation = joins(gpu_row["args"].get("correlation"))
@@ -218,7 +225,7 @@ class _Process:
                 if under_record and not where["graph"]:
                     copies.setdefault(id(innermost), (innermost, where, stack, []))[3].append(row)
                 continue
-            if under_record:
+            if under_record and not where["graph"]:
                 claimed.add(id(innermost))
             collective = self.from_kernel(row, where, stack, innermost)
             if collective is not None:
@@ -293,21 +300,30 @@ class _Process:
 
     def calls(self, where, stack):
         """How many calls a kernel served: the tensors recorded on its thread since the last coalesced launch."""
-        coalesced = [frame for frame in stack if frame["name"] == "nccl:coalesced"]
+        windows = [frame for frame in stack if frame["name"].startswith("nccl:")]
+        coalesced = [frame for frame in windows[-1:] if frame["name"] == "nccl:coalesced"]
         if where is None or where["graph"] or not coalesced:
             return 1
-        thread = self.threads[where["tid"]]
-        earlier = [
-            row["end"] for row in thread if row["name"] == "nccl:coalesced" and row["end"] <= coalesced[-1]["start"]
-        ]
-        since = max(earlier, default=-math.inf)
-        records = [
-            row
-            for row in thread
-            if row["name"] == "record_param_comms" and since <= row["start"] and row["end"] <= coalesced[-1]["start"]
-        ]
+        if self.kernels_of_window[id(coalesced[-1])] > 1:
+            return 1  # which of the calls this kernel served can't be told
+        before = [row for row in self.threads[where["tid"]] if row["end"] <= coalesced[-1]["start"]]
+        since = max((row["end"] for row in before if row["name"] == "nccl:coalesced"), default=-math.inf)
+        records = [row for row in before if row["name"] == "record_param_comms" and since <= row["start"]]
         waiting = [row["args"] for row in records if not self.launched_within(row) and is_collective_call(row["args"])]
         return sum(map(tensors, waiting)) or 1
+
+    @functools.cached_property
+    def kernels_of_window(self):
+        """How many kernels of collectives were launched in each `nccl:coalesced`."""
+        counts = collections.Counter()
+        for row in self.gpu_rows:
+            where = self.locate(row)
+            if row["cat"] in ("kernel", "Kernel") and where is not None and not where["graph"]:
+                stack = self.stack(where)
+                ops = [frame for frame in stack if frame["cat"] in CPU_OPS]
+                if mechanism_of(row["name"], ops[-1] if ops else None, self.amd)[0] is not None:
+                    counts.update([id(frame) for frame in stack if frame["name"] == "nccl:coalesced"][-1:])
+        return counts
 
     def launched_within(self, record):
         """True where something on the GPU was launched inside this row."""

@@ -91,17 +91,27 @@ NAMED_DTYPES = {
 
 
 def number(value):
-    """A whole number of the trace's arguments, else None (NaN, text, missing)."""
+    """A whole number of the trace's arguments, also one written as text, else None (NaN, 2.5, true, missing)."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
     try:
-        return int(value)
+        return int(float(value)) if float(value).is_integer() else None
     except (TypeError, ValueError, OverflowError):
         return None
 
 
-def joins(value):
-    """A correlation or External id that can join two rows: a positive number, else None."""
+def amount(value):
+    """A number of elements or ranks: not negative, and not more than there can be."""
     whole = number(value)
-    return whole if whole is not None and whole > 0 else None
+    return whole if whole is not None and 0 <= whole < 2**48 else None
+
+
+def joins(value):
+    """A correlation or External id that can join two rows: a positive number of 64 bits, else None."""
+    whole = number(value)
+    return whole if whole is not None and 0 < whole < 2**63 else None
 
 
 def is_backward_frame(row):
@@ -110,6 +120,11 @@ def is_backward_frame(row):
 
 def is_call(frame):
     return frame["name"] == "record_param_comms" or frame["name"].startswith("nccl:")
+
+
+def is_described_call(row):
+    """True for the CPU ops that launch collectives themselves."""
+    return row["cat"] in CPU_OPS and (row["name"] == "record_param_comms" or row["name"].startswith("symm_mem::"))
 
 
 def phase_of_autograd(stack):
@@ -168,6 +183,13 @@ def is_barrier(row, sources):
     return any("barrier" in str(word) for word in words)
 
 
+def moves_no_data(name):
+    """True for kernels known to be no collective: compute named after one, housekeeping, barriers and signals."""
+    plain = re.sub(r"\(.*", "", name.replace("(anonymous namespace)", ""))
+    housekeeping = NCCL_HOUSEKEEPING.search(name) or (not NCCL_SYMMETRIC.search(name) and SYNCHRONISATION.search(plain))
+    return name.startswith("triton_") or bool(housekeeping)
+
+
 def mechanism_of(name, innermost, amd):
     """(mechanism, algorithm, multicast) by a kernel's name, mechanism None where it is no collective."""
     library = "rccl" if amd else "nccl"
@@ -176,7 +198,7 @@ def mechanism_of(name, innermost, amd):
     if symmetric:
         multicast = re.search(r"LLMC|LDMC|STMC|MCRing", symmetric[1]) is not None
         return f"{library}-symmetric", symmetric[1], multicast
-    if name.startswith("triton_") or NCCL_HOUSEKEEPING.search(name) or SYNCHRONISATION.search(plain):
+    if moves_no_data(name):
         return None, None, None
     if NCCL_GENERAL.search(name):
         return library, None, None
@@ -207,13 +229,14 @@ def about_call(args):
     """dtype, bytes, group and group_size by the arguments of a kernel or of `record_param_comms`."""
     spelled = str(args.get("dtype", "")).removeprefix("c10::")
     dtype, size = DTYPES.get(spelled.lower(), (None, None))
-    counts = [number(args.get("In msg nelems")), number(args.get("Out msg nelems"))]
+    counts = [amount(args.get("In msg nelems")), amount(args.get("Out msg nelems"))]
     known = size is not None and None not in counts
+    group = args.get("Process Group Description")
     return {
         "dtype": dtype,
         "bytes": max(counts) * size if known else None,
-        "group": args.get("Process Group Description"),
-        "group_size": number(args.get("Group size")),
+        "group": group if isinstance(group, str) else None,
+        "group_size": amount(args.get("Group size")),
     }
 
 
@@ -224,7 +247,13 @@ def is_collective_call(args):
 
 
 def tensors(args):
-    """How many tensors a `record_param_comms` was given: its first input's shapes, 1 where they weren't recorded."""
-    shapes = (args.get("Input Dims") or [[]])[0]
+    """How many tensors a coalesced call was given: its first input's shapes, 1 where they weren't recorded.
+
+    Other calls are one, also those that take a list, such as a reduce-scatter of one tensor per rank.
+    """
+    if "coalesced" not in str(args.get("Collective name")):
+        return 1
+    dims = args.get("Input Dims")
+    shapes = dims[0] if isinstance(dims, list) and dims else []
     many = isinstance(shapes, list) and bool(shapes) and all(isinstance(shape, list) for shape in shapes)
     return len(shapes) if many else 1

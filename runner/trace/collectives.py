@@ -172,7 +172,9 @@ class _Builder:
 
     def collectives(self, rank: int | None) -> Iterator[Collective]:
         """Yield the collectives, kernels first; afterwards `barriers` is complete."""
-        sharing = Counter(self._window_key(row) for row in self._rows.kernels)
+        sharing = Counter(
+            self._window_key(row) for row in self._rows.kernels if row.kernel or self._unknown_kernel(row)
+        )
         with_kernel: set[int] = set()
         for row in self._rows.kernels:
             call = self._innermost_call(row)
@@ -266,14 +268,15 @@ class _Builder:
         for call_number, rows in rows_of.items():
             args = self._store.calls[call_number].args
             kind = kind_of_word(args.collective)
-            if kind not in COPY_ENGINE_KINDS or (args.group_size or 0) <= 1:
+            about = facts(args, None)
+            if kind not in COPY_ENGINE_KINDS or (about.group_size or 0) <= 1:
                 continue
             rows.sort(key=lambda row: row.start)
             end = max(row.start + row.duration for row in rows)
             whole = rows[0]._replace(duration=round(end - rows[0].start, 3))
             copies = "1 copy" if len(rows) == 1 else f"{len(rows)} copies"
             yield self._collective(
-                rank, whole, "nccl-copy-engine", True, kind, facts(args, None),
+                rank, whole, "nccl-copy-engine", True, kind, about,
                 (f"{copies} and no kernel below record_param_comms: the copy engine did it", None, None),
                 multicast=None, algorithm=None, kernel=None, calls=1,
             )  # fmt: skip

@@ -17,6 +17,7 @@ from .store import GRAPH, Store, Thread
 
 # The runtime's call and the driver's call below it may carry one correlation.
 _SAME_CALL_US = 1000.0
+_BEYOND_ANY_ID = 1 << 63
 
 
 class Place(NamedTuple):
@@ -51,7 +52,7 @@ class Join:
             return None
         if correlation > 0 and (process, correlation) in self._launches:
             return self._launches[process, correlation]
-        if external > 0 and external != correlation:
+        if 0 < external < _BEYOND_ANY_ID and external != correlation:
             return self._calls.get((process, external))
         return None
 
@@ -94,11 +95,15 @@ class Join:
             return dict.fromkeys(self._gpu_pids(), self.processes[0])
         if not self.processes:  # a file of GPU rows alone
             return {}
+        launched: dict[Id, set[int]] = {process: set() for process in self.processes}
+        for thread in self._store.threads.values():
+            if thread.pid in launched:
+                launched[thread.pid].update(thread.launch_correlations)
         claims: dict[Id, dict[Id, int]] = {}
         for pid, correlation in self._correlations():
             claim = claims.setdefault(pid, dict.fromkeys(self.processes, 0))
             for process in self.processes:
-                claim[process] += (process, correlation) in self._launches
+                claim[process] += correlation in launched[process]
         pairs: dict[Id, Id] = {}
         tied: list[Id] = []
         for pid, claim in claims.items():

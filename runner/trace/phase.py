@@ -33,7 +33,7 @@ class PhaseRules:
         self._names = store.names
         self._events_missing = events_missing
         self._steps = _steps(store)
-        self._has_ops = any(thread.has_ops for thread in store.threads.values())
+        self._with_ops = {thread.pid for thread in store.threads.values() if thread.has_ops}
 
     def step(self, place: Place | None) -> Step | None:
         """The profiler step around a launch, on whatever thread."""
@@ -87,8 +87,8 @@ class PhaseRules:
     def _by_absence(self, place: Place) -> tuple[Phase, str]:
         if place.graph:
             return "unknown", "replay of a CUDA graph outside any window that names its phase"
-        if not self._has_ops:
-            return "unknown", "launch found, but the trace has no CPU ops"
+        if place.thread.pid not in self._with_ops:
+            return "unknown", "launch found, but its process has no CPU ops in the trace"
         if self._events_missing:
             return "unknown", "no backward frame around the launch, but the file lost events"
         step = self.step(place)

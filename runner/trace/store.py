@@ -32,6 +32,7 @@ class Thread:
         self.tid = tid
         self.autograd = False
         self.has_ops = False
+        self.has_calls = False  # of the runtime, that launched nothing
         self.frames = Frames()
         self.launch_times = array("d")
         self.launch_correlations = array("q")
@@ -207,6 +208,8 @@ class Store:
             thread.launch_times.append(row.ts)
             thread.launch_correlations.append(correlation)
             thread.launch_kinds.append(kind)
+        else:
+            thread.has_calls = True
 
     def _is_timed(self, row: Kernel) -> bool:
         """Count a GPU row; False where its times are beyond any clock, so that no sum can overflow."""
@@ -228,7 +231,9 @@ class Store:
 
     def processes(self) -> list[Id]:
         """The processes that ran CPU ops or launched work, in the order of the file."""
-        return list(dict.fromkeys(t.pid for t in self.threads.values() if t.has_ops or len(t.launch_times)))
+        return list(
+            dict.fromkeys(t.pid for t in self.threads.values() if t.has_ops or t.has_calls or len(t.launch_times))
+        )
 
 
 class PlainOps:
