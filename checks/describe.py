@@ -2,12 +2,46 @@
 
 from __future__ import annotations
 
+import importlib.util
+import runpy
+from pathlib import Path
 
-def describe() -> dict:
+from . import nvidia
+
+
+def describe(*, thorough: bool = False) -> dict:
     """Return torch's version, its CUDA, the visible GPUs and the NCCL it was built with; never raises.
 
-    `error` is None, or one line that says why there is nothing to run on.
+    `error` is None, or one line that says why there is nothing to run on. Importing torch takes seconds, and the
+    ranks do it anyhow: unless `thorough`, it is left out where files and the driver tell the same, and then
+    `nccl_built` is None.
     """
+    facts = None if thorough else without_import()
+    return by_import() if facts is None else facts
+
+
+def without_import() -> dict | None:
+    """Return what torch's own version file and the GPU driver tell; None where that might not be what torch sees."""
+    try:
+        spec = importlib.util.find_spec("torch")
+        version = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+        torch, cuda, hip = version["__version__"], version["cuda"], version.get("hip")
+    except Exception:  # no torch, or one that is laid out in another way: the import will say
+        return None
+    facts = {"torch": str(torch), "cuda": cuda, "devices": [], "nccl_built": None, "error": None}
+    if cuda is None and hip is None:
+        facts["error"] = f"torch {torch} is built without CUDA"
+        return facts
+    # A driver of an older CUDA than torch's is one that torch can't use.
+    driver = nvidia.driver_cuda()
+    if cuda is None or driver is None or driver < int(cuda.split(".")[0]):
+        return None
+    facts["devices"] = nvidia.visible_devices()
+    return facts if facts["devices"] else None
+
+
+def by_import() -> dict:
+    """Return what torch itself says."""
     facts = {"torch": None, "cuda": None, "devices": [], "nccl_built": None, "error": None}
     try:
         import torch

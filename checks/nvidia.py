@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import uuid
 from pathlib import Path
 
 # CUdevice_attribute, https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html
 MULTICAST_SUPPORTED = 132
+CAPABILITY_MAJOR, CAPABILITY_MINOR = 75, 76
 
 
 def loaded_nccl_path() -> str | None:
@@ -55,6 +57,51 @@ def multicast_supported(device: int) -> bool | None:
     except (OSError, AttributeError):
         return None
     return None if failed else bool(value.value)
+
+
+def driver_cuda() -> int | None:
+    """Return the major version of the newest CUDA that the GPU driver knows, such as 13."""
+    code = ctypes.c_int()
+    try:
+        failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(code))
+    except (OSError, AttributeError):
+        return None
+    return None if failed else code.value // 1000
+
+
+def visible_devices() -> list[dict]:
+    """Return index, name, compute capability and UUID of every visible GPU, asked of the driver without a context.
+
+    The list is empty where the driver can't be asked. CUDA_VISIBLE_DEVICES counts here as it does for torch.
+    """
+    count = ctypes.c_int()
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+        if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
+            return []
+        return [device_of_driver(cuda, index) for index in range(count.value)]
+    except (OSError, AttributeError):
+        return []
+
+
+def device_of_driver(cuda: ctypes.CDLL, index: int) -> dict:
+    """Return what the driver says of the visible GPU `index`; raises OSError where it says nothing."""
+    handle, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    name, identity = ctypes.create_string_buffer(256), ctypes.create_string_buffer(16)
+    if (
+        cuda.cuDeviceGet(ctypes.byref(handle), index)
+        or cuda.cuDeviceGetName(name, len(name), handle)
+        or cuda.cuDeviceGetAttribute(ctypes.byref(major), CAPABILITY_MAJOR, handle)
+        or cuda.cuDeviceGetAttribute(ctypes.byref(minor), CAPABILITY_MINOR, handle)
+        or cuda.cuDeviceGetUuid_v2(identity, handle)
+    ):
+        raise OSError(f"the driver says nothing of GPU {index}")
+    return {
+        "index": index,
+        "name": name.value.decode(errors="replace"),
+        "capability": [major.value, minor.value],
+        "uuid": str(uuid.UUID(bytes=identity.raw)),
+    }
 
 
 def driver_version() -> str | None:

@@ -18,6 +18,14 @@ class UserError(SymmemCheckError):
     exit_status = 2
 
 
+class Interrupted(SymmemCheckError):
+    """A signal ended the run; what was done until then is written. Exit status 128 and the signal's number."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.exit_status = 128 + number
+
+
 class Unmeasured(SymmemCheckError):
     """Nothing could be measured (no torch, no GPU, no kernels): exit status 3."""
 

@@ -60,7 +60,7 @@ class PythonFacts(msgspec.Struct, frozen=True):
     torch: str | None = None
     cuda: str | None = None
     devices: list[Device] = []
-    nccl_built: str | None = None
+    nccl_built: str | None = None  # known to a thorough look only
     error: str | None = None
 
 
@@ -73,12 +73,13 @@ def checks_folder() -> Path:
     raise UserError(f"{here}: the checks/ folder is missing beside it; install symmem-check again")
 
 
-def describe_python(python: str, environment: dict[str, str] | None = None) -> PythonFacts:
+def describe_python(python: str, environment: dict[str, str] | None = None, *, thorough: bool = False) -> PythonFacts:
     """Ask the Python at `python` for its torch and GPUs; what goes wrong there is told in `error`.
 
-    Raises UserError where `python` can't be run at all.
+    Unless `thorough`, torch is not imported where its files and the driver tell the same, which takes seconds less:
+    a torch that can't be imported then shows only when the ranks start. Raises UserError where `python` can't be run.
     """
-    command = [python, str(checks_folder() / "__main__.py"), "--describe"]
+    command = [python, str(checks_folder() / "__main__.py"), "--describe", *(["--thorough"] if thorough else [])]
     try:
         done = subprocess.run(
             command,
@@ -165,4 +166,5 @@ def run_plan(
             write_json(end, folder / "end.json")
             still_left = watch.left()
             starts.append(Start(part.start, [case.id for case in part.cases if case not in still_left], end))
+        watch.write_off_left()
     return starts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -11,15 +12,16 @@ from pathlib import Path
 
 import msgspec
 
-from .errors import UserError
+from .errors import Interrupted, UserError
 from .judge.run import judge_run, unmeasured_run
 from .launch import PythonFacts, describe_python, run_plan
 from .nccl_library import find_nccl
+from .plan import DEFAULT_CONFIGURATION, Configuration, Plan
 from .result import Result, write_result
 from .runfolder import RunFolder
 from .settings import RunSettings
 from .suite import Suite, load_suite
-from .watch import CaseProgress
+from .watch import CaseProgress, Stop, holding_signals
 
 REPLAY = Path(__file__).with_name("replay")
 EXIT_STATUS = {"pass": 0, "fail": 1, "unmeasured": 3, "no-capacity": 4}
@@ -28,15 +30,36 @@ EXIT_STATUS = {"pass": 0, "fail": 1, "unmeasured": 3, "no-capacity": 4}
 def run(settings: RunSettings, tell: Callable[[str], None]) -> Result:
     """Run a suite, or judge the recorded run, and write result.json, junit.xml, summary.md and the run folder.
 
-    `tell` takes progress, a line at a time. Raises UserError for what the caller has to change first.
+    `tell` takes progress, a line at a time. Raises UserError for what the caller has to change first. SIGINT,
+    SIGTERM and SIGHUP end the ranks; then what was done is judged and written, and Interrupted is raised.
     """
     suite = load_suite(settings.suite).select(settings.only)
     if settings.replay:
         result = replay(suite)
-    else:
-        prepare(settings.out)
-        result = run_suite(settings, suite, tell)
-    write_reports(result, settings.out)
+        write_reports(result, settings.out)
+        return result
+    prepare(settings.out)
+    began = time.monotonic()
+    facts = describe_python(settings.python)
+    described = time.monotonic() - began
+    if facts.error is not None:
+        result = unmeasured_run(suite, settings.ranks or suite.ranks, settings.ranks_per_gpu or 1, facts.error)
+        write_reports(result, settings.out)
+        return result
+    ranks = settings.ranks or suite.ranks
+    plan = suite.plan(ranks=ranks, ranks_per_gpu=share(ranks, settings.ranks_per_gpu, len(facts.devices)))
+    preload = _preload(settings, facts, tell)
+    gpus = -(-ranks // plan.ranks_per_gpu)
+    tell(f"{len(plan.cases)} cases, {ranks} ranks on {gpus} × {facts.devices[0].name}, torch {facts.torch}")
+    with holding_signals() as stop:
+        result = run_suite(suite, plan, settings, tell, preload=preload, stop=stop)
+        seconds = {"describe": described, **result.seconds}
+        rounded = {name: round(value, 3) for name, value in seconds.items()}
+        result = msgspec.structs.replace(result, seconds=rounded)
+        write_reports(result, settings.out)
+    if stop.signal:
+        name = signal.Signals(stop.signal).name
+        raise Interrupted(f"interrupted by {name}; reports of what was done are in {settings.out}", stop.signal)
     return result
 
 
@@ -49,27 +72,28 @@ def replay(suite: Suite) -> Result:
     return msgspec.structs.replace(result, notes=[note, *result.notes])
 
 
-def run_suite(settings: RunSettings, suite: Suite, tell: Callable[[str], None]) -> Result:
-    """Run the suite's cases and judge them; a machine that can't gives a Result that says why."""
-    began = time.monotonic()
-    facts = describe_python(settings.python)
-    described = time.monotonic()
-    if facts.error is not None:
-        return unmeasured_run(suite, settings.ranks or suite.ranks, settings.ranks_per_gpu or 1, facts.error)
-    ranks = settings.ranks or suite.ranks
-    ranks_per_gpu = share(ranks, settings.ranks_per_gpu, len(facts.devices))
-    preload = _preload(settings, facts, tell)
-    plan = suite.plan(ranks=ranks, ranks_per_gpu=ranks_per_gpu)
-    gpus = -(-ranks // ranks_per_gpu)
-    tell(f"{len(plan.cases)} cases, {ranks} ranks on {gpus} × {facts.devices[0].name}, torch {facts.torch}")
+def run_suite(
+    suite: Suite,
+    plan: Plan,
+    settings: RunSettings,
+    tell: Callable[[str], None],
+    *,
+    preload: Path | None = None,
+    stop: Stop | None = None,
+) -> Result:
+    """Run the suite's cases by `plan`, into the output folder, and judge them."""
     folder = RunFolder(settings.out / "run")
-    run_plan(
-        plan, folder.path, python=settings.python, preload=preload, progress=lambda change: _progress(change, tell)
-    )
+    began = time.monotonic()
+    run_plan(plan, folder.path, python=settings.python, preload=preload, progress=Progress(plan, tell), stop=stop)
     ran = time.monotonic()
+    stopped = stop is not None and stop.signal
+    if not stopped and not any(folder.environments(start) for start in folder.starts()):
+        # No rank came up: is there a reason that the quick look at this Python could not see?
+        facts = describe_python(settings.python, thorough=True)
+        if facts.error is not None and (facts.torch is None or plan.device == "cuda"):
+            return unmeasured_run(suite, plan.ranks, plan.ranks_per_gpu, facts.error)
     result = judge_run(folder, suite)
-    seconds = {"describe": described - began, "run": ran - described, "judge": time.monotonic() - ran}
-    return msgspec.structs.replace(result, seconds={name: round(value, 3) for name, value in seconds.items()})
+    return msgspec.structs.replace(result, seconds={"run": ran - began, "judge": time.monotonic() - ran})
 
 
 def share(ranks: int, ranks_per_gpu: int | None, gpus: int) -> int:
@@ -124,17 +148,29 @@ def write_reports(result: Result, out: Path) -> None:
         raise UserError(f"{out}: the reports can't be written ({error.strerror or error}); give --out DIR") from None
 
 
-def _progress(change: CaseProgress, tell: Callable[[str], None]) -> None:
-    """Tell a case's end in a line; its begin only where a terminal shows it until then."""
-    place = f"[{change.index + 1:>{len(str(change.total))}}/{change.total}] {change.case}"
-    if change.state == "started":
-        if sys.stderr.isatty():
-            sys.stderr.write(f"{place} …\r")
-            sys.stderr.flush()
-        return
-    said = {"ok": "done", "wrong-values": "wrong values"}.get(change.outcome or "", change.outcome or change.state)
-    again = (
-        " (the rest runs in a fresh process group)" if change.outcome not in ("ok", "incapable", "wrong-values") else ""
-    )
-    more = f": {change.message}" if change.message else ""
-    tell(f"{place} {said}, {change.seconds:.1f} s{more}{again}")
+class Progress:
+    """Tells a case's end in a line; its begin only where a terminal shows it until then."""
+
+    def __init__(self, plan: Plan, tell: Callable[[str], None]) -> None:
+        self._configurations, self._tell = plan.configurations, tell
+        self._configuration = DEFAULT_CONFIGURATION
+
+    def __call__(self, change: CaseProgress) -> None:
+        """Tell one change; before it, the launch configuration where that is another one now."""
+        if change.configuration != self._configuration:
+            self._configuration = change.configuration
+            content = self._configurations.get(change.configuration, Configuration())
+            self._tell(f"configuration {change.configuration}: {content}")
+        place = f"[{change.index + 1:>{len(str(change.total))}}/{change.total}] {change.case}"
+        if change.state == "started":
+            if sys.stderr.isatty():
+                sys.stderr.write(f"{place} …\r")
+                sys.stderr.flush()
+            return
+        said = {"ok": "done", "wrong-values": "wrong values"}.get(change.outcome or "", change.outcome or change.state)
+        broken = change.outcome not in ("ok", "incapable", "wrong-values")
+        # A case that was lost before it began has taken no time, and took all of its configuration with it.
+        goes_on = broken and change.seconds > 0 and change.index + 1 < change.total
+        again = " (the rest runs in a fresh process group)" if goes_on else ""
+        more = f": {change.message}" if change.message else ""
+        self._tell(f"{place} {said}, {change.seconds:.1f} s{more}{again}")

@@ -21,6 +21,7 @@ OVERDUE_SECONDS = 10.0
 QUIET_SECONDS = 30.0
 """Between two cases the ranks only agree; where nothing happens for so long, they no longer can."""
 STOP_SECONDS = 5.0
+NOT_RUN = "not run: interrupted"
 SEVERITY: tuple[RankOutcome, ...] = ("ok", "incapable", "wrong-values", "hung", "raised")
 
 
@@ -145,7 +146,7 @@ class Watch:
         message: str | None = None,
     ) -> None:
         self._last_change = time.monotonic()
-        seconds = time.monotonic() - self._began.get(case.id, time.monotonic())
+        seconds = self._last_change - self._began.get(case.id, self._last_change)
         place, total = self._index[case.id], len(self._cases)
         self._progress(CaseProgress(case.id, place, total, state, outcome, message, seconds, case.configuration))
 
@@ -232,7 +233,12 @@ class Watch:
             self._write_lost(case, part.start, outcome, rank, message)
             self._tell(case, "lost", outcome, message)
 
-    def _write_lost(self, case: Case, start: int, outcome: LostOutcome, rank: int | None, message: str) -> None:
+    def write_off_left(self) -> None:
+        """Write down the cases that are left when the run is stopped."""
+        for case in self.left():
+            self._write_lost(case, None, "stopped", None, NOT_RUN)
+
+    def _write_lost(self, case: Case, start: int | None, outcome: LostOutcome, rank: int | None, message: str) -> None:
         lost = Lost(case=case.id, start=start, outcome=outcome, rank=rank, message=message)
         write_json(lost, self._folder.path / case.folder / "lost.json")
 

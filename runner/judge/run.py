@@ -18,11 +18,11 @@ from ..result import FAILING, CaseResult, Environment, Outcome, Result, StartRes
 from ..runfolder import Lost, RankEnvironment, Record, RunFolder, Values
 from ..suite import GatePhase, Suite, SuiteCase
 from ..trace.collectives import read_collectives
+from ..watch import NOT_RUN
 from .coverage import GATE_PHASES, added, coverage
 from .expectation import Seen, Trouble, judge_phase
 
 PROBES_ONLY = "machine and PyTorch build only, not your code"
-NOT_RUN = "not run: interrupted"
 
 
 def judge_run(folder: RunFolder, suite: Suite, *, replay: bool = False, notes: Sequence[str] = ()) -> Result:
@@ -35,10 +35,9 @@ def judge_run(folder: RunFolder, suite: Suite, *, replay: bool = False, notes: S
     if not cases:
         raise UserError(f"{folder.path}: has no case of the suite {suite.name}; judge it by the suite it was run with")
     environments = Environments(folder)
-    stopped = next((end.message for end in map(folder.end, folder.starts()) if end and end.ended == "stopped"), None)
-    results = [judge_case(folder, planned[case.id], case, environments, stopped=bool(stopped)) for case in cases]
+    results = [judge_case(folder, planned[case.id], case, environments) for case in cases]
     result = _result(suite, results, environments.usual)
-    told = [*_interruption(stopped, results), *_configurations(folder.plan()), *_only_in_one(planned, suite)]
+    told = [*_interruption(folder, results), *_configurations(folder.plan()), *_only_in_one(planned, suite)]
     return msgspec.structs.replace(
         result,
         replay=replay,
@@ -47,11 +46,12 @@ def judge_run(folder: RunFolder, suite: Suite, *, replay: bool = False, notes: S
     )
 
 
-def _interruption(stopped: str | None, results: Sequence[CaseResult]) -> list[str]:
-    if stopped is None:
-        return []
+def _interruption(folder: RunFolder, results: Sequence[CaseResult]) -> list[str]:
     left_out = sum(result.trouble == NOT_RUN for result in results)
-    return [f"the run was {stopped}: {left_out} of {len(results)} cases were not run"]
+    ends = [folder.end(start) for start in folder.starts()]
+    if not left_out and not any(end and end.ended == "stopped" for end in ends):
+        return []
+    return [f"the run was interrupted: {left_out} of {len(results)} cases were not run"]
 
 
 def _configurations(plan: Plan) -> list[str]:
@@ -100,17 +100,13 @@ def unmeasured_run(suite: Suite, ranks: int, ranks_per_gpu: int, why: str) -> Re
     return _result(suite, results, environment)
 
 
-def judge_case(
-    folder: RunFolder, planned: Case, case: SuiteCase, environments: Environments, *, stopped: bool = False
-) -> CaseResult:
-    """Judge one case by what its ranks left; `stopped` says that the run was interrupted."""
+def judge_case(folder: RunFolder, planned: Case, case: SuiteCase, environments: Environments) -> CaseResult:
+    """Judge one case by what its ranks left."""
     records, lost = folder.records(planned), folder.lost(planned)
     first = records.get(min(records)) if records else None
     start = lost.start if lost else first.start if first else None
     environment = environments.of(start, planned.configuration)
     trouble = _trouble(records, lost, environment.ranks)
-    if stopped and not records and lost is None:
-        trouble = Trouble("unmeasured", NOT_RUN)
     collectives: dict[int, list[Collective]] = {}
     notes: list[str] = []
     for rank, record in records.items():
