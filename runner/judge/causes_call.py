@@ -137,7 +137,7 @@ DTYPE = Rule(
 OP = Rule(
     name="op-not-implemented",
     means="Symmetric kernels sum; from NCCL 2.30 on reduce-scatter also averages. Max, min, product and scaled "
-    "sums never. (An all-reduce average on symmetric buffers does not fall back from 2.30 on: it fails.)",
+    "sums never. An all-reduce average on symmetric buffers does not fall back from 2.30 on: it fails.",
     seen_by="the op of the case, or the op codes in NCCL's log; a trace does not have it",
     mend="reduce with sum and scale the result yourself",
     source=_CHOICE,

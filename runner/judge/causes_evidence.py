@@ -15,8 +15,9 @@ from .causes_facts import Version, sides_needed, version_numbers
 class Evidence(NamedTuple):
     """What is known of one phase: its fallen-back collectives, its buffers on every rank, and what was around them.
 
-    None or empty is always "not known". `workload` is the name of a workload that ships with the project, `symmetric` are
-    the collectives of the same case or script, of any phase, that did run symmetric, `log` is what NCCL's own log says.
+    None or empty is always "not known". `workload` is the name of a workload that ships with the project, `symmetric`
+    are the collectives of the same case or script, of any phase, that did run symmetric, `log` is what NCCL's own log
+    says.
     """
 
     collectives: Sequence[Collective]

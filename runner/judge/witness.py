@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from ..model import Collective, Kind, Mechanism
 from ..nccl_log import COPY_ENGINE_LINES, LogFacts, NcclLog, log_path, read_log
@@ -41,6 +42,28 @@ class ProcessLog:
         """
         found = read_log(self._path, window)
         return found._replace(facts=self.set_up._replace(ops=found.facts.ops, warnings=found.facts.warnings))
+
+
+class CaseWitness(NamedTuple):
+    """What NCCL's log says of one case: where it disagrees with the trace, its warnings in words, and the facts."""
+
+    disagreements: list[str]
+    warnings: list[str]
+    facts: LogFacts | None
+
+
+def case_witness(
+    log: ProcessLog, window: tuple[int, int | None] | None, collectives: Sequence[Collective]
+) -> CaseWitness:
+    """The witness of one case, from rank 0's log; empty without a log, or without the case's place in it.
+
+    `window` is open at its end for a case that never came to its own; its `collectives` are empty then. Raises
+    UserError where there is a log that can't be read.
+    """
+    if window is None or not log.exists:
+        return CaseWitness([], [], None)
+    part = log.part(window)
+    return CaseWitness(witness(part, collectives), [f"NCCL warned: {text}" for text in part.facts.warnings], part.facts)
 
 
 def witness(log: NcclLog, collectives: Sequence[Collective]) -> list[str]:
