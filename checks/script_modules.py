@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import threading
+
+from .script_buffers import has_compiled
 
 MARK = "nn.Module #"
 """Followed by a number, never by a name: a module called `backward_proj` must not be taken for a phase."""
@@ -23,7 +24,7 @@ class ModuleMarks:
 
     def start(self) -> None:
         """Begin to mark. Not where the script has compiled anything: a hook would have that compiled again."""
-        if _has_compiled():
+        if has_compiled():
             return
         from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
@@ -71,8 +72,3 @@ class ModuleMarks:
                 self._numbers[id(part)] = len(self.paths)
                 self.paths.append(f"{type(module).__name__}{'.' if name else ''}{name}"[:300])
         return self._numbers[id(module)]
-
-
-def _has_compiled() -> bool:
-    utils = sys.modules.get("torch._dynamo.utils")
-    return bool(utils and utils.counters["frames"]["total"])

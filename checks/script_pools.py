@@ -40,6 +40,13 @@ def _forgetting(deregister: Callable, registrations: dict[tuple, bool]) -> Calla
     return deregister_mem_pool
 
 
+def registration_of(pool: tuple, registrations: dict[tuple, bool]) -> str:
+    """Return how the pool with this id is registered: "symmetric", "plain" or "none"."""
+    if pool not in registrations:
+        return "none"
+    return "symmetric" if registrations[pool] else "plain"
+
+
 def describe_pools(registrations: dict[tuple, bool], snapshot: list[dict]) -> dict:
     """Return what a record holds of the script's pools, by `snapshot` (torch.cuda.memory_snapshot()).
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from .describe import one_line
 from .record import Record, write_json
+from .script_buffers import StepWatch
 from .script_modules import ModuleMarks
 from .script_pools import describe_pools
 
@@ -56,8 +57,8 @@ class Ranks:
 class Steps:
     """The steps of one rank's script: a step ends where the optimizer that stepped first has stepped again.
 
-    `warmup` steps (at least 2: the first makes everything, the last runs under the profiler and is thrown away)
-    go before the `steps` that are traced.
+    `warmup` steps go before the `steps` that are traced, at least 2: the first makes everything, the last runs under
+    the profiler and is thrown away. Where there are 3, the buffers of the one between are watched.
     """
 
     def __init__(self, plan: dict, run: Path, record: Record, ranks: Ranks) -> None:
@@ -67,7 +68,7 @@ class Steps:
         self.seen = 0
         self.in_backward = 0
         self.exported = 0.0
-        self._marks = ModuleMarks()
+        self._marks, self._buffers = ModuleMarks(), StepWatch()
         self._pid, self._thread = os.getpid(), None
         self._optimizer: weakref.ref | None = None
         self._name: str | None = None
@@ -112,7 +113,10 @@ class Steps:
         """Do what is due after step `seen`."""
         if self.seen == 1:
             self._first_step()
+        if self.seen == self.warmup - 2:
+            self._buffers.start()
         if self.seen == self.warmup - 1:
+            self.record.content["buffers"] = self._buffers.stop(self.registrations, self._device())
             self._start()
         elif self.seen == self.warmup:
             self._together("begin")

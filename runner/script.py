@@ -59,6 +59,8 @@ def run_script(settings: RunSettings, script: ScriptSettings, tell: Callable[[st
         first, last = max(2, script.warmup) + 1, max(2, script.warmup) + script.steps
         tell(f"{script.file}: {ranks} ranks on {gpus} × {facts.devices[0].name}, torch {facts.torch}")
         tell(f"tracing steps {first} to {last}; its output goes to {settings.out / 'run/starts/0/log.txt'}")
+        if ranks_per_gpu > 1:
+            tell(f"{ranks_per_gpu} ranks share a GPU, which needs NCCL 2.30.3 or newer (--nccl 2.30.7)")
         folder = RunFolder(settings.out / "run")
         end = run_ranks(script, folder, ranks, ranks_per_gpu, python=settings.python, preload=preload)
         tell(f"the script {end.ended}" + (f": {end.message}" if end.message else ""))

@@ -15,7 +15,7 @@ from ..findings import Cause
 from ..model import PHASES, Collective, Coverage
 from ..plan import Case
 from ..result import Environment, Result, StartResult, SuiteName, Verdict
-from ..runfolder import End, PoolRecord, Record, RunFolder, read_json
+from ..runfolder import Buffer, End, PoolRecord, Record, RunFolder, read_json
 from ..script_result import Fallen, ScriptResult, ScriptRow
 from ..suite import GatePhase
 from ..trace.collectives import read_collectives
@@ -26,6 +26,10 @@ from .script_cause import script_cause
 from .script_issuers import Issuer, issuers
 
 MOST_FALLEN = 100
+SHARED_GPU = (
+    "ranks shared a GPU, so the script was given LOCAL_RANK by GPU, not by rank; times mean nothing then, and which "
+    "kernels ran is as good as ever"
+)
 
 
 class ScriptFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +70,7 @@ def judge_script(folder: RunFolder, asked: ScriptResult) -> Result:
     environment = read_environment(folder)
     trouble = _trouble(records, end, asked.ranks)
     calls: list[Call] = []
-    notes: list[str] = []
+    notes = [SHARED_GPU] if environment.ranks_per_gpu > 1 else []
     for rank, record in records.items():
         found = _calls(folder, case, rank, record, notes)
         if isinstance(found, Trouble):
@@ -76,7 +80,8 @@ def judge_script(folder: RunFolder, asked: ScriptResult) -> Result:
     first = next((record for record in records.values() if record.script is not None), None)
     facts = first.script if first is not None else None
     rows = script_rows([call.collective for call in calls], asked.steps)
-    fallen = script_fallen(calls, asked.steps, first.pool if first else None, environment)
+    buffers = [buffer for record in records.values() for buffer in record.buffers]
+    fallen = script_fallen(calls, asked.steps, buffers, first.pool if first else None, environment)
     if trouble is None and not calls:
         trouble = Trouble(False, f"no collective was traced in {asked.steps} steps")
     script = msgspec.structs.replace(
@@ -200,6 +205,7 @@ def _row(found: Sequence[Collective], steps: int) -> ScriptRow:
 def script_fallen(
     calls: Sequence[Call],
     steps: int,
+    buffers: Sequence[Buffer],
     pool: PoolRecord | None,
     environment: Environment,
 ) -> list[Fallen]:
@@ -210,10 +216,11 @@ def script_fallen(
         row = call.collective
         if group_of(row) in ("fallback", "ineligible"):
             groups.setdefault((_key(row), row.bytes, call.issuer), []).append(call)
-    fallen = [
-        _fallen(found, steps, script_cause([c.collective for c in found], symmetric, pool, environment))
-        for found in groups.values()
-    ]
+    fallen = []
+    for found in groups.values():
+        alike = [call.collective for call in found]
+        cause = script_cause(alike, symmetric, buffers, pool, environment, found[0].issuer.op)
+        fallen.append(_fallen(found, steps, cause))
     return sorted(fallen, key=lambda one: -(one.bytes or 0) * one.calls_per_step)
 
 

@@ -7,22 +7,37 @@ from collections.abc import Sequence
 from ..findings import Cause
 from ..model import Collective
 from ..result import Environment
-from ..runfolder import PoolRecord
+from ..runfolder import Buffer, PoolRecord
 from .cause import Evidence, find_cause
 
 
 def script_cause(
-    fallen: Sequence[Collective], symmetric: Sequence[Collective], pool: PoolRecord | None, environment: Environment
+    fallen: Sequence[Collective],
+    symmetric: Sequence[Collective],
+    buffers: Sequence[Buffer],
+    pool: PoolRecord | None,
+    environment: Environment,
+    op: str | None = None,
 ) -> Cause | None:
     """The first cause that the evidence supports for alike collectives of a script, or None.
 
-    Where a script's buffers lie is not recorded, so what is said of its pools is likely at best. `symmetric` are the
-    script's collectives that did run symmetric; `pool` is what it has registered, None where that isn't known.
+    `symmetric` are the script's collectives that did run symmetric, `buffers` those that its collectives used in one
+    step, on all ranks; `pool` is what it has registered, None where that isn't known; `op` issued the collectives.
+    Without buffers, what is said of its pools is likely at best.
     """
+    phase = "backward" if fallen[0].phase in ("backward", "recompute") else "forward"
     known = find_cause(
-        Evidence(collectives=fallen, buffers=[], op=None, pool=pool, environment=environment, symmetric=symmetric)
+        Evidence(
+            collectives=fallen,
+            buffers=[buffer for buffer in buffers if buffer.phase == phase],
+            op=None,
+            pool=pool,
+            environment=environment,
+            workload="fsdp2" if (op or "").startswith("FSDP::") else None,
+            symmetric=symmetric,
+        )
     )
-    if known is not None or pool is None:
+    if known is not None or pool is None or buffers:
         return known
     return _by_registration(pool) or _outside_pool(pool)
 
