@@ -14,6 +14,10 @@ EPILOG = """\
 exit status: 0 the gate holds, 1 it does not, 2 the call or a file is wrong,
              3 nothing could be measured
 """
+DOCTOR_EPILOG = """\
+exit status: 0 symmetric kernels can run here, 1 they can't, 2 the call is wrong,
+             3 it could not be told (no GPU, or no torch that can use one)
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_run(commands)
     _add_classify(commands)
+    _add_doctor(commands)
     return parser
 
 
@@ -125,6 +130,21 @@ def _add_classify(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     classify.set_defaults(command=_classify)
 
 
+def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    doctor = commands.add_parser(
+        "doctor",
+        help="tell whether this machine can run symmetric kernels, and if not, why not",
+        description="Look at GPUs, driver, torch, the NCCL that is really loaded, links, limits and variables; tell "
+        "for each what it prevents and the mend, and at the end which symmetric kernels this machine can run.",
+        epilog=DOCTOR_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    doctor.add_argument("--python", metavar="EXE", help="the Python with the torch to look at (default: python3)")
+    doctor.add_argument("--nccl", metavar="PATH|VERSION", help="look with another NCCL: a libnccl.so.2, or a version")
+    doctor.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
+    doctor.set_defaults(command=_doctor)
+
+
 def _run(parsed: argparse.Namespace) -> int:
     from .report.terminal import print_run_table
     from .run import EXIT_STATUS, run
@@ -166,6 +186,21 @@ def _classify(parsed: argparse.Namespace) -> int:
     if traces.exit_status == 3:
         _tell("symmem-check: no collective was found, so nothing could be measured")
     return traces.exit_status
+
+
+def _doctor(parsed: argparse.Namespace) -> int:
+    from .doctor import doctor
+
+    diagnosis = doctor(parsed.python, parsed.nccl, tell=_tell)
+    if parsed.format == "json":
+        import msgspec
+
+        sys.stdout.write(msgspec.json.encode(diagnosis).decode() + "\n")
+    else:
+        from .report.doctor import print_diagnosis
+
+        print_diagnosis(diagnosis, sys.stdout)
+    return diagnosis.verdict.exit_status
 
 
 def _tell(line: str) -> None:
