@@ -32,6 +32,9 @@ KINDS = {
     "recv": "send_recv",
 }
 
+# Before torch 2.10 a compiled function is run uncompiled under any dispatch mode.
+SEES_COMPILED_CODE = hasattr(TorchDispatchMode, "ignore_compile_internals")
+
 
 class Use(NamedTuple):
     """One buffer of one collective: what the record says of it, and its first address."""
@@ -46,6 +49,11 @@ class BufferWatch(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.uses: list[Use] = []
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Return True: a compiled function stays compiled under this mode, which then sees what its code calls."""
+        return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}

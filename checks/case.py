@@ -37,8 +37,8 @@ class Case:
         """Run `step` to allocate, register the pool, watch one step's buffers, then trace some under the profiler.
 
         What the last traced step leaves behind stays valid until the workload returns. `watch_buffers=False` is
-        for a step that is no longer itself under a dispatch mode: one compiled, or replayed from a graph. Then
-        the record has what `note_buffer` or an earlier `watch` told.
+        for a step whose collectives don't pass torch's dispatcher, such as the replay of a graph. Then the record
+        has what `note_buffer` or an earlier `watch` told.
         """
         if not self._allocated:
             self.allocate(step)

@@ -13,6 +13,7 @@ import torch.distributed._functional_collectives as collectives
 import torch.nn.functional as functional
 from torch import Tensor
 
+from ..buffers import SEES_COMPILED_CODE
 from ..case import Case
 from ..pools import Pool
 from ._models import ShardedBlocks
@@ -76,6 +77,5 @@ def compiled(case: Case, pool: Pool, *, dtype: str, size: int, compiler: str) ->
                 output.backward(blocks.gradient)
         results["output"] = output
 
-    # Under a dispatch mode the step would not run as it was compiled, so nobody can watch its buffers.
-    case.run(step, watch_buffers=False)
+    case.run(step, watch_buffers=SEES_COMPILED_CODE)
     blocks.check(results["output"], [leaf.grad for leaf in blocks.leaves])
