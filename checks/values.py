@@ -52,14 +52,16 @@ def check_values(case: Case, got: Tensor, seeds: Sequence[int], op: str = "sum")
 
 
 def rounding(dtype: torch.dtype, op: str, ranks: int) -> float:
-    """Return by how much a reduction over `ranks` ranks may be off: one rounding a rank, 0.0 where it is exact.
+    """Return by how much a reduction over `ranks` ranks may be off (absolute): 0.0 where it is exact.
 
     Selections are exact, and so is every sum that `dtype` can count up to, one by one.
     """
     if op in ("max", "min") or not dtype.is_floating_point or ranks == 1:
         return 0.0
-    largest, eps = 2 * ranks, torch.finfo(dtype).eps
-    if op == "sum" and largest <= 2 / eps:
-        return 0.0
-    # An average may be taken before the sum or after it, and a division is seldom exact.
-    return ranks * largest * eps
+    eps = torch.finfo(dtype).eps
+    if op == "avg":
+        # NCCL divides after the sum or before it. Either way no more than one rounding a rank, of numbers up to 2.
+        return ranks * eps
+    largest = 2 * ranks
+    # Halves of the last place, of numbers that grow up to the largest, in any order.
+    return 0.0 if largest <= 2 / eps else ranks * largest * eps / 2

@@ -91,7 +91,10 @@ def make_producer(name: str, dtype: torch.dtype, device: torch.device) -> Produc
         raise Incapable("a kernel lets its follower start early from compute capability 9.0 on")
     if not hasattr(torch.cuda, "_compile_kernel"):
         raise Incapable(f"torch compiles a kernel from source from 2.9 on; this is {torch.__version__}")
-    kernel = torch.cuda._compile_kernel(EARLY, "produce_late")
+    try:
+        kernel = torch.cuda._compile_kernel(EARLY, "produce_late")
+    except (OSError, ImportError) as error:
+        raise Incapable(f"torch finds no compiler for a kernel from source here: {error}") from error
 
     def produce(out: Tensor, source: Tensor, number: Tensor) -> None:
         # Few blocks, so that its follower finds room beside it.
