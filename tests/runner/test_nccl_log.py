@@ -28,6 +28,8 @@ from runner.nccl_log import (
     log_variables,
     read_log,
 )
+from runner.run import REPLAY
+from runner.trace.collectives import read_collectives
 
 ROOT = Path(__file__).parents[2]
 PREFIX = "node-1:4242:4242 [0] NCCL INFO "
@@ -221,6 +223,15 @@ def test_log_and_trace_of_the_same_steps(
     tmp_path: Path, messages: Sequence[str], rows: Sequence[Collective], said: list[str]
 ) -> None:
     assert witness(window(tmp_path, *messages), rows) == said
+
+
+def test_a_recorded_trace_beside_the_log_it_would_have_left(tmp_path: Path) -> None:
+    """The pool around a whole step, two steps: forward is symmetric, backward is not."""
+    rows = read_collectives(REPLAY / "cases" / "all_reduce" / "step" / "rank0.trace.json.gz").collectives
+    assert witness(window(tmp_path, SYM, GEN, SYM, GEN), rows) == []
+    assert witness(window(tmp_path, SYM, SYM, SYM, GEN), rows) == [
+        "all_reduce: NCCL's log has 3 symmetric and 1 general, the trace 2 symmetric and 2 general"
+    ]
 
 
 def test_a_whole_log_has_other_steps_too(tmp_path: Path) -> None:
