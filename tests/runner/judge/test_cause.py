@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runner.judge.cause import RULES, Evidence, causes, find_cause
-from runner.judge.causes_facts import FIRST_SYMMETRIC, FUNCTIONS, OPS, kernel_names, version_numbers
 from runner.judge.causes_page import causes_page
-from runner.judge.coverage import REDUCIBLE_DTYPES
 from runner.model import Collective
 from runner.nccl_log import Communicator, LogFacts
 from runner.result import Environment
@@ -361,33 +357,6 @@ def test_causes_come_in_order() -> None:
     assert name_of(evidence(row(group_size=1, kind="broadcast"), nccl="2.26.5", buffers=OUTSIDE)) == "one-rank-group"
     assert name_of(evidence(nccl="2.26.5", buffers=OUTSIDE)) == "nccl-too-old"
     assert name_of(evidence(variables={"NCCL_WIN_ENABLE": "0"}, buffers=ON_AUTOGRAD)) == "switched-off"
-
-
-WHEELS: dict[str, list[str]] = json.loads((Path(__file__).parents[2] / "data" / "nccl-kernels.json").read_text())
-SYMMETRIC_NAME = re.compile(
-    r"ncclSymk?DevKernel_((AllReduce|AllGather|ReduceScatter)_\w+?)(?:_(sum|avg)_(\w+?))?(?:_profile)?\("
-)
-
-
-@pytest.mark.parametrize("version", WHEELS)
-def test_the_tables_say_what_is_in_nccls_own_binaries(version: str) -> None:
-    """Kernel names, ops and dtypes of every version's wheel."""
-    kernels = [found for name in WHEELS[version] if (found := SYMMETRIC_NAME.match(name))]
-    numbers = version_numbers(version)
-    assert bool(kernels) == (numbers >= FIRST_SYMMETRIC)
-    assert {kernel[1] for kernel in kernels} == (kernel_names(numbers) if kernels else set())
-    kinds = {function: kind for kind, function in FUNCTIONS.items()}
-    ops = {(kernel[3], kinds[kernel[2]]) for kernel in kernels if kernel[3]}
-    assert ops == {(op, kind) for op, since in OPS.items() for kind, first in since.items() if numbers >= first}
-    dtypes = {
-        "f32": "float32",
-        "f16": "float16",
-        "bf16": "bfloat16",
-        "f8e4m3": "float8_e4m3fn",
-        "f8e5m2": "float8_e5m2",
-    }
-    if kernels:
-        assert {dtypes[kernel[4]] for kernel in kernels if kernel[4]} == REDUCIBLE_DTYPES
 
 
 def test_every_cause_says_what_it_means_and_where_that_stands() -> None:
