@@ -46,6 +46,9 @@ class Use(NamedTuple):
 class BufferWatch(TorchDispatchMode):
     """Notes, in order, the buffers of every collective that runs while it is active, on all threads it reaches."""
 
+    # Those that compiled code may call go by as well; torch refuses them under a mode that doesn't say so.
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()
         self.uses: list[Use] = []
@@ -56,13 +59,13 @@ class BufferWatch(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = kwargs or {}
-        if func.namespace == "c10d":
+        kwargs, namespace = kwargs or {}, getattr(func, "namespace", None)
+        if namespace == "c10d":
             # Before the call: what it is given is what it uses, and it may not come back.
             self._note(func, named_arguments(func, args, kwargs))
             return func(*args, **kwargs)
         result = func(*args, **kwargs)
-        if func.namespace == "_c10d_functional":
+        if namespace == "_c10d_functional":
             # These make their output themselves, and all-reduce and broadcast work in place in it.
             self._note(func, {**named_arguments(func, args, kwargs), "output": result}, functional=True)
         return result

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from torch.utils.checkpoint import checkpoint
 
 from checks.buffers import SEES_COMPILED_CODE, BufferWatch, Places, Use, in_backward
 from checks.pools import Pool, set_up
@@ -143,7 +144,12 @@ def test_a_compiled_function_is_watched_as_it_was_compiled() -> None:
         return lambda *tensors: runs.append("ran") or graph.forward(*tensors)
 
     group = dist.group.WORLD.group_name
-    step = torch.compile(lambda tensor: functional.all_reduce(tensor, "sum", group) + 1, backend=backend)
+
+    def reduced(tensor: torch.Tensor) -> torch.Tensor:
+        return functional.all_reduce(tensor, "sum", group) + 1
+
+    # A checkpoint is a higher-order operator in compiled code.
+    step = torch.compile(lambda tensor: checkpoint(reduced, tensor, use_reentrant=False), backend=backend)
     step(ONE)
     uses = watched(lambda: step(ONE))
     assert runs == ["compiled", "ran", "ran"]
