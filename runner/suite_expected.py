@@ -33,10 +33,11 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
     def under(self, exception: Expected) -> Expected:
         """This with `exception` laid over it, phase by phase and condition by condition."""
         kept = {phase: kinds for phase, kinds in self.kinds.items() if phase not in exception.expect}
+        known = {**self.known, **exception.known}
         return Expected(
             expect={**self.expect, **exception.expect},
             kinds={**kept, **exception.kinds},
-            known={**self.known, **exception.known},
+            known={phase: problems for phase, problems in known.items() if problems},
             needs={**self.needs, **exception.needs},
             because=exception.because or self.because,
         )
@@ -56,8 +57,11 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
                     value.error(f'{kind} in "{phase}" has a known problem, but is expected to fall back anyway')
 
 
-def read_expected(entries: Mapping[str, Value]) -> Expected:
-    """Read `expect`, `known`, `only-if` and `because`, as far as they are there."""
+def read_expected(entries: Mapping[str, Value], *, exception: bool = False) -> Expected:
+    """Read `expect`, `known`, `only-if` and `because`, as far as they are there.
+
+    An exception may have an empty list of known problems: those of the check then do not hold there.
+    """
     expect: dict[GatePhase, Expectation] = {}
     kinds: dict[GatePhase, dict[Kind, Expectation]] = {}
     if "expect" in entries:
@@ -76,7 +80,7 @@ def read_expected(entries: Mapping[str, Value]) -> Expected:
     return Expected(
         expect=expect,
         kinds=kinds,
-        known={cast("GatePhase", phase): _read_problems(problems) for phase, problems in known.items()},
+        known={cast("GatePhase", phase): _read_problems(problems, exception) for phase, problems in known.items()},
         needs=_read_needs(entries["only-if"]) if "only-if" in entries else {},
         because=read_line(entries["because"]) if "because" in entries else None,
     )
@@ -89,9 +93,9 @@ def _read_kinds(value: Value) -> dict[Kind, Expectation]:
     return {cast("Kind", kind): cast("Expectation", what.choice(EXPECTATIONS)) for kind, what in kinds.items()}
 
 
-def _read_problems(value: Value) -> tuple[Known, ...]:
+def _read_problems(value: Value, none_too: bool) -> tuple[Known, ...]:
     items = list(value.items()) if value.is_list() else [value]
-    if not items:
+    if not items and not none_too:
         value.error("names no problem; leave the key out")
     return tuple(_read_known(item) for item in items)
 

@@ -244,7 +244,7 @@ def _read_rules(value: Value, axes: dict[str, Axis]) -> list[Rule]:
         entries = item.mapping(("when", "only-if", "expect", "known", "because"), required=("when",))
         if len(entries) == 1:
             item.error("changes nothing; say what holds there: only-if, expect, known or because")
-        rules.append(Rule(item, _read_condition(entries["when"], axes), read_expected(entries)))
+        rules.append(Rule(item, _read_condition(entries["when"], axes), read_expected(entries, exception=True)))
     return rules
 
 

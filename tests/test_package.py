@@ -83,7 +83,7 @@ def test_the_installed_package_finds_its_suite_and_workloads(installed: Path, tm
     path, cases = done.stdout.split()
     assert path.endswith("symmem_check/checks/suites/default.yaml")
     assert Path(path).is_relative_to(installed.parent)
-    assert cases == "8"
+    assert cases == "18"
 
 
 def test_the_installed_package_judges_its_recorded_run(installed: Path, tmp_path: Path) -> None:

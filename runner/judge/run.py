@@ -81,8 +81,9 @@ def _shown_path(path: Path) -> str:
 
 def _only_in_one(planned: Mapping[str, Case], suite: Suite) -> list[str]:
     known = {case.id for case in suite.cases}
-    extra = sorted(set(planned) - known)
-    return [f"not in the suite, so not judged: {', '.join(extra)}"] if extra else []
+    extra, missing = sorted(set(planned) - known), sorted(known - set(planned))
+    notes = [f"not in the suite, so not judged: {', '.join(extra)}"] if extra else []
+    return [*notes, *([f"in the suite, but not in this run: {', '.join(missing)}"] if missing else [])]
 
 
 def unmeasured_run(suite: Suite, ranks: int, ranks_per_gpu: int, why: str) -> Result:
