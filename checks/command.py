@@ -1,4 +1,4 @@
-"""The command line of one rank, and of `--describe`."""
+"""The command line of one rank, and of `--describe` and `--doctor`."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 # https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html and group__NvLink.html
-MAX_LINKS = 18
+MAX_LINKS = 36
 NOT_SUPPORTED = 3
 P2P_READ, P2P_NVLINK = 0, 2
 P2P_STATUS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -143,7 +144,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ask(python: str, preload: Path | None = None, deadline: float = DEADLINE) -> Facts:
-    """Run the probes in the Python at `python`, with the NCCL at `preload` before its own, for `deadline` seconds at most.
+    """Run the probes in the Python at `python`, with the NCCL at `preload` first, for `deadline` seconds at most.
 
     Raises UserError where `python` can't be run at all.
     """
@@ -193,8 +194,6 @@ def _finish(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, b
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    import signal
-
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:

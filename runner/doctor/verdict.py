@@ -38,11 +38,8 @@ def judge(facts: Facts, findings: list[Finding]) -> Verdict:
     usable = bool(facts.gpus) and facts.torch is not None and facts.torch.cuda is not None
     symmetric = _any(own, share) if usable else None
     ranks = 0 if own is False else len(groups(facts)[0]) if own else None
-    multicast = own
-    if own is not False:
-        multicast = _open("multicast", findings) if own or _open("multicast", findings) is False else None
-    if multicast and ranks is not None and ranks < 3:
-        multicast = False
+    # NCCL takes its multicast kernels only with more than two ranks.
+    multicast = _all(own, _open("multicast", findings), None if ranks is None else ranks > 2)
     version = facts.nccl.version if facts.nccl else None
     can = kernels(version) if symmetric else []
     why = _against(findings, symmetric)
@@ -71,6 +68,10 @@ def _open(way: Way, findings: list[Finding]) -> bool | None:
 
 def _any(one: bool | None, other: bool | None) -> bool | None:
     return True if one or other else None if None in (one, other) else False
+
+
+def _all(*parts: bool | None) -> bool | None:
+    return False if False in parts else None if None in parts else True
 
 
 def _against(findings: list[Finding], symmetric: bool | None) -> list[str]:
