@@ -100,5 +100,5 @@ def multicast(plan: dict, environment: dict) -> str | None:
     if any(environment["env"].get(name) == value for name, value in NO_MULTICAST.items()):
         return None
     if environment["multicast"] is None:
-        return "needs multicast; whether this GPU has it is not known"
+        return "needs multicast; whether this GPU has it is unknown"
     return None if environment["multicast"] else "needs multicast, which this GPU does not have"

@@ -167,6 +167,7 @@ def _read_matrix(value: Value) -> Matrix:
     points = list(itertools.product(*axes.values()))
     if exclude is not None:
         points = _without(points, exclude, axes)
+    there = set(points)
     for item in _listed(include) if include is not None else ():
         more = item.mapping(axes, required=tuple(axes))
         added = {axis: _read_axis_values(axis, v, _listed(v) if v.is_list() else [v]) for axis, v in more.items()}
@@ -175,8 +176,9 @@ def _read_matrix(value: Value) -> Matrix:
         for axis, values in added.items():
             _add_values(axes[axis], values, more[axis])
         for point in itertools.product(*(added[axis] for axis in axes)):
-            if point in points:
+            if point in there:
                 item.error(f"the point {'/'.join(point)} is there already")
+            there.add(point)
             points.append(point)
     if not points:
         value.error("has no case left")
@@ -195,8 +197,9 @@ def _without(points: list[tuple[str, ...]], exclude: Value, axes: dict[str, Axis
 
 def _add_values(axis: Axis, values: Axis, value: Value) -> None:
     """Take an axis's further values in: one word and one meaning each, as in the matrix itself."""
+    words = {plain: word for word, plain in axis.items()}
     for word, plain in values.items():
-        if axis.setdefault(word, plain) != plain or list(axis.values()).count(plain) > 1:
+        if axis.setdefault(word, plain) != plain or words.setdefault(plain, word) != word:
             value.error(f"{quoted(word)} means the same as another value of the axis; write it in the same way")
 
 
