@@ -78,7 +78,8 @@ def _judge_kinds(case: SuiteCase, phase: GatePhase, seen: Seen, environment: Env
     told = "; ".join(f"{kind}: {part.message}" for kind, part in parts.items())
     if worst.outcome != "pass":
         return Judged(worst.outcome, told, worst.known)
-    return _by_known("pass", told, case.expect[phase], _known(case, phase, None, environment))
+    known = _known(case, phase, None, environment)
+    return _by_known("pass", told, case.expect[phase], known if known and known.kind is None else None)
 
 
 _WORST_FIRST: tuple[Outcome, ...] = ("error", "fail", "unmeasured", "incapable", "known", "fixed", "pass")
