@@ -14,12 +14,21 @@ from ..versions import within
 from .facts import Facts
 from .finding import EVERY, Finding, Way, fine, limits, prevents, unknown
 
-# The algorithms of the one-machine kernels, as NCCL_SYM_KERNEL names them up to 2.30.
-ALGORITHMS = {
-    *(f"AllGather_{name}" for name in ("LL", "LLMC", "ST", "STMC", "TmaST", "TmaSTMC", "RailRing_LsaSTMC")),
-    *(f"AllReduce_{name}" for name in ("AGxLL_R", "AGxLLMC_R", "RSxLD_AGxST", "RSxLDMC_AGxSTMC", "RSxTmaLD_AGxTmaST")),
-    *(f"ReduceScatter_{name}" for name in ("LL", "LD", "LDMC", "TmaLD", "RailA2A_LsaLD", "RailA2A_LsaLDMC")),
-}
+_SINCE = {
+    ">=2.27": (
+        "AllGather_LL", "AllGather_LLMC", "AllGather_ST", "AllGather_STMC", "AllReduce_AGxLL_R", "AllReduce_AGxLLMC_R",
+        "AllReduce_RSxLD_AGxST", "AllReduce_RSxLDMC_AGxSTMC", "ReduceScatter_LL", "ReduceScatter_LD",
+        "ReduceScatter_LDMC",
+    ),
+    ">=2.29.2, <2.29.7": ("AllGather_GinHier_MCRing",),
+    ">=2.29.7": ("AllGather_RailRing_LsaSTMC", "ReduceScatter_RailA2A_LsaLD", "ReduceScatter_RailA2A_LsaLDMC"),
+    ">=2.30": ("AllGather_TmaST", "AllGather_TmaSTMC", "AllReduce_RSxTmaLD_AGxTmaST", "ReduceScatter_TmaLD"),
+}  # fmt: skip
+
+
+def algorithms(version: str) -> set[str]:
+    """Return the names that NCCL_SYM_KERNEL may have in an NCCL up to 2.30."""
+    return {name for bound, names in _SINCE.items() if within(version, bound) for name in names}
 
 
 def _is(*values: int) -> Callable[[str], bool]:
@@ -88,11 +97,14 @@ def variable_findings(facts: Facts) -> Iterable[Finding]:
         for finding in _findings(name, value, values, version):
             said.add(name)
             yield msgspec.structs.replace(finding, subject=name, found=f"{value}{places.get(name, '')}")
-    rest = [f"{name}={values[name]}{places.get(name, '')}" for name in values if name not in said]
-    if rest:
-        yield fine("variables", f"no effect is known of {', '.join(rest)}" if _strange(rest) else ", ".join(rest))
-    elif not said:
-        yield fine("variables", "none is set")
+    rest = {name: f"{name}={values[name]}{places.get(name, '')}" for name in values if name not in said}
+    harmless = [told for name, told in rest.items() if name in HARMLESS]
+    strange = [told for name, told in rest.items() if name not in HARMLESS]
+    parts = [", ".join(harmless)] if harmless else []
+    if strange:
+        parts.append(f"no effect on symmetric kernels is known of {', '.join(strange)}")
+    if parts or not said:
+        yield fine("variables", "; ".join(parts) or "none is set")
 
 
 def in_force(facts: Facts) -> tuple[dict[str, str], dict[str, str]]:
@@ -131,7 +143,7 @@ def _sym_kernel(value: str, version: str | None) -> Finding:
         return limits(name, value, "only the kernels it allows are taken; a mistyped name fails the call", "unset it")
     if value.startswith("^"):
         return fine(name, value)
-    if value not in ALGORITHMS:
+    if value not in algorithms(version):
         return prevents(
             name, value, "no kernel has that name, and NCCL then silently takes no symmetric one",
             "unset it, or give one name such as AllReduce_RSxLD_AGxST",
@@ -150,10 +162,6 @@ def _algo(value: str, overruled: bool, version: str | None) -> Iterable[Finding]
         yield limits(name, value, effect, mend)
     else:
         yield prevents(name, value, effect, mend)
-
-
-def _strange(rest: list[str]) -> bool:
-    return any(entry.split("=", 1)[0] not in HARMLESS for entry in rest)
 
 
 def _number(text: str) -> int | None:
