@@ -69,7 +69,8 @@ def execute(script: str, arguments: list[str], failed: Callable[[BaseException, 
     module.__spec__ = None  # so that multiprocessing finds the script by its file
     module.__dict__.update(__builtins__=__builtins__, __cached__=None)
     _replaced.append(sys.modules["__main__"])
-    sys.modules["__main__"] = module
+    # multiprocessing takes what spawned processes send back for the second.
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = module
     sys.argv[:] = [script, *arguments]
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, os.path.dirname(os.path.realpath(path)))  # noqa: PTH120

@@ -203,17 +203,31 @@ class Steps:
     def failed(self, error: BaseException, told: str) -> None:
         """Record that the script raised `error`; `told` is the traceback."""
         if os.getpid() == self._pid:
+            self._abandon()
             self._finish("raised", one_line(error), told)
 
     def ended(self, status: int) -> None:
         """Record that the script ended by itself with `status`: before its trace was there, if that isn't yet."""
         if os.getpid() != self._pid:
             return
+        self._abandon()
         if status:
             self._finish("raised", f"the script ended with status {status}")
         else:
             self._finish("incapable", self._too_few())
         self.ranks.tell("gone")
+
+    def _abandon(self) -> None:
+        """Close what is open where the script ends before its trace is complete: torch may crash at exit else."""
+        if self._over or threading.get_ident() != self._thread:
+            return
+        try:
+            self._buffers.stop({}, self._device())
+            if self._window is not None:
+                self._window.on_trace_ready = None
+                self._window.stop()
+        except Exception:
+            traceback.print_exc()
 
     def _too_few(self) -> str:
         needed = self.warmup + self.steps
@@ -242,6 +256,7 @@ class Steps:
             "seen": self.seen,
             "traced": self.steps if outcome == "ok" else 0,
             "modules": self._marks.paths,
+            "ended": time.time(),
         }
         torch = sys.modules.get("torch")
         if torch is not None and self.seen and self._device().type == "cuda" and outcome == "ok":

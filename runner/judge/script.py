@@ -33,12 +33,16 @@ SHARED_GPU = (
 
 
 class ScriptFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank recorded of the script: its optimizer, steps seen and traced, and the modules by number."""
+    """What a rank recorded of the script: its optimizer, steps seen and traced, and the modules by number.
+
+    `ended` is when that was known, in seconds since 1970.
+    """
 
     optimizer: str | None = None
     seen: int = 0
     traced: int = 0
     modules: list[str] = []
+    ended: float = 0.0
 
 
 class ScriptRecord(Record, frozen=True, kw_only=True):
@@ -134,8 +138,8 @@ def _records(folder: RunFolder, case: Case) -> dict[int, ScriptRecord]:
 def _trouble(records: Mapping[int, ScriptRecord], end: End | None, ranks: int) -> Trouble | None:
     """Why the run can't pass, whatever was traced; None for a good one."""
     raised = [(rank, record) for rank, record in sorted(records.items()) if record.outcome == "raised"]
-    # An exit status alone says less than a traceback.
-    for rank, record in sorted(raised, key=lambda item: item[1].detail is None):
+    # The first: where one rank fails, the connections of the others break.
+    for rank, record in sorted(raised, key=lambda item: item[1].script.ended if item[1].script else 0.0):
         return Trouble(True, f"rank {rank}: {record.message or 'raised'}", record.detail)
     if end is None or end.ended != "finished":
         message = end.message if end else None

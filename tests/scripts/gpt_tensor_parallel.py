@@ -115,7 +115,9 @@ class Mlp(nn.Module):
         self.down = nn.Linear(4 * hidden // ranks, hidden, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return ReduceFromParallel.apply(self.down(functional.gelu(self.up(CopyToParallel.apply(x, self.pool)))), self.pool)
+        return ReduceFromParallel.apply(
+            self.down(functional.gelu(self.up(CopyToParallel.apply(x, self.pool)))), self.pool
+        )
 
 
 class Block(nn.Module):
@@ -134,9 +136,7 @@ class Gpt(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(options.vocabulary, options.hidden)
         self.places = nn.Embedding(options.sequence, options.hidden)
-        self.blocks = nn.Sequential(
-            *(Block(options.hidden, options.heads, ranks, pool) for _ in range(options.layers))
-        )
+        self.blocks = nn.Sequential(*(Block(options.hidden, options.heads, ranks, pool) for _ in range(options.layers)))
         self.norm = nn.LayerNorm(options.hidden)
         self.head = nn.Linear(options.hidden, options.vocabulary, bias=False)
 

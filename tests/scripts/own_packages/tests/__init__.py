@@ -1,0 +1,3 @@
+"""A training repository's own package of this name."""
+
+OWNER = "the script's own tests"
