@@ -157,11 +157,6 @@ def _run(parsed: argparse.Namespace) -> int:
         from .script import run_script
 
         result = run_script(settings, settings.script, _tell)
-    if result.script is not None:
-        from .report.columns import console_for
-        from .report.script import print_script
-
-        print_script(console_for(sys.stdout), result.script)
     print_run_table(result, sys.stdout)
     _tell(f"symmem-check: reports are in {settings.out}")
     return EXIT_STATUS[result.verdict.word]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..model import Coverage
 from ..result import CaseResult, KernelSeen, PhaseResult, Result
 from ..suite import GatePhase
-from . import words
+from . import script, words
 from .text import Markdown, code, fence, issue_link, markdown
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def summary_markdown(result: Result, *, glossary: str = GLOSSARY) -> str:
             controls=list(_controls(result)),
             kernels=list(_kernels(result)),
             words=words,
+            script_words=script,
         )
     )
     return document.rstrip("\n") + "\n"

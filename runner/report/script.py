@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..findings import Cause
 from ..script_result import Fallen, ScriptResult, ScriptRow
 from . import words
 from .columns import columns
@@ -17,7 +18,7 @@ ROW_TITLES = (
     "symmetric", "fell back", "not eligible", "unknown", "ran as",
 )  # fmt: skip
 FALLEN_TITLES = ("bytes/step", "calls/step", "bytes", "phase", "kind", "dtype", "op", "module", "cause")
-_SHOWN = 20
+SHOWN = 20
 
 
 def print_script(console: Console, script: ScriptResult) -> None:
@@ -26,17 +27,18 @@ def print_script(console: Console, script: ScriptResult) -> None:
         _print(console, [list(ROW_TITLES), *map(row_cells, script.rows)], right=range(4, 10))
     if script.fallen:
         console.print("fell back, most bytes first:", style="bold", soft_wrap=True)
-        shown = script.fallen[:_SHOWN]
+        shown = script.fallen[:SHOWN]
         _print(console, [list(FALLEN_TITLES), *map(fallen_cells, shown)], right=range(3))
-        if more := left_out(script, len(shown)):
+        if more := left_out(script):
             console.print(f"and {more} more, in result.json", soft_wrap=True)
-    for told in cause_sentences(script):
+    for cause in causes(script):
+        told = f"{cause.name} ({cause.certainty}): {cause.sentence}; do this: {cause.mend}"
         console.print(one_line(told, 4000), soft_wrap=True)
 
 
-def left_out(script: ScriptResult, shown: int) -> int:
-    """How many of the collectives that fell back are not among the first `shown`."""
-    return len(script.fallen) - shown + script.more_fallen
+def left_out(script: ScriptResult) -> int:
+    """How many of the collectives that fell back are not shown."""
+    return max(0, len(script.fallen) - SHOWN) + script.more_fallen
 
 
 def row_cells(row: ScriptRow) -> list[str]:
@@ -58,10 +60,9 @@ def fallen_cells(fallen: Fallen) -> list[str]:
     ]  # fmt: skip
 
 
-def cause_sentences(script: ScriptResult) -> list[str]:
-    """Each cause once: `allocated-on-autograd-thread (likely): backward …; do this: …`."""
-    causes = {fallen.cause.name: fallen.cause for fallen in script.fallen if fallen.cause is not None}
-    return [f"{cause.name} ({cause.certainty}): {cause.sentence}; do this: {cause.mend}" for cause in causes.values()]
+def causes(script: ScriptResult) -> list[Cause]:
+    """The causes of what fell back, each once, in its order."""
+    return list({fallen.cause.name: fallen.cause for fallen in reversed(script.fallen) if fallen.cause}.values())[::-1]
 
 
 def _print(console: Console, cells: list[list[str]], right: range) -> None:

@@ -9,6 +9,7 @@ from ..suite import GatePhase
 from . import words
 from .collectives import print_collectives_table, write_collectives_csv
 from .columns import columns, console_for
+from .script import print_script
 from .text import issue_name, one_line
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ def print_run_table(result: Result, file: TextIO | Console | None = None) -> Non
         _print(console, words.REPLAY, style="bold")
     if result.cases:
         _print_table(console, result)
+    if result.script is not None:
+        print_script(console, result.script)
     for told in words.to_tell(result):
         _print(
             console, _sentence(told, result), style=_style(told.phase.outcome) if told.phase.outcome in _LOUD else ""
