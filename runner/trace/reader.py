@@ -63,7 +63,8 @@ class TraceReader:
             window = Window(source, self.block)
             window.fill(self.block)
             if not self._skip_to_text(window):
-                raise UserError(f"{self.path}: empty{self._because(source)}; record the trace again")
+                why = f"{source.cut_short}, before anything could be read" if source.cut_short else "empty"
+                raise UserError(f"{self.path}: {why}; record the trace again")
             first = window.buffer[window.start]
             if first not in (_OPENING, ord("{")):
                 shown = bytes(window.buffer[window.start : window.start + 1]).decode("ascii", "backslashreplace")
@@ -236,8 +237,12 @@ class TraceReader:
 
     def _end(self, window: Window, trailing: int) -> list[Any]:
         """Decode the last events: the decoder met other text, `trailing` bytes behind the list's `[`."""
-        bracket = window.buffer.rindex(b"]", window.start - 1, window.start - 1 + trailing)
-        events = self._decode(window, bracket)
+        # `trailing` counts the other text's first byte, which may be a bracket itself.
+        bracket = window.buffer.rindex(b"]", window.start - 1, window.start - 1 + trailing - 1)
+        try:
+            events = self._decode(window, bracket)
+        except msgspec.DecodeError:  # nested so deeply that it depends on how deep the stack is here
+            events, _ = self._take_apart(window, bracket, final=True)
         window.start = bracket + 1
         return events
 
@@ -257,7 +262,7 @@ class TraceReader:
         self.damage.read_events += len(events)
         yield events
 
-    def _take_apart(self, window: Window, stop: int) -> tuple[list[Any], str]:
+    def _take_apart(self, window: Window, stop: int, *, final: bool = False) -> tuple[list[Any], str]:
         """Read a stretch that is not valid JSON: as a whole by the forgiving reader, else event by event."""
         text = bytes(window.buffer[window.start : stop])
         try:
@@ -271,7 +276,12 @@ class TraceReader:
             return events, "cut"
         pieces = salvage.Pieces(text, self._border)
         events = list(pieces.events())
-        if pieces.unfinished is not None and stop < window.end and (pieces.unfinished or len(window) < EVENT_LIMIT):
+        if (
+            pieces.unfinished is not None
+            and not final
+            and stop < window.end
+            and (pieces.unfinished or len(window) < EVENT_LIMIT)
+        ):
             # The cut may be a wrong guess, inside this piece: it is read with what follows.
             pieces.lost.pop()
             stop = window.start + pieces.unfinished - 1

@@ -14,12 +14,9 @@ from typing import Any
 from .events import Event, from_loose
 
 _ANY_BORDER = re.compile(r"\}\s*,\s*(?=\{)")
-_BARE_WORD = re.compile(
-    r"(?<=[:\[,])(\s*)([-+]?(?:nan|inf|infinity)|n/a|none|nil|undefined)(?=\s*[,}\]])", re.IGNORECASE
-)
+_BARE_WORD = re.compile(r"(?:[-+]?(?:nan|inf|infinity)|n/a|none|nil|undefined)(?=\s*[,}\]])", re.IGNORECASE)
 _BETWEEN = re.compile(r"[ \t\r\n,]*")
-# An event with a bare word may hold such borders itself; how many of them are tried as its end.
-_ENDS_TRIED = 4
+_WORDS_REPAIRED = 100  # in one event
 _DECODER = json.JSONDecoder(strict=False)
 
 
@@ -41,26 +38,31 @@ class Pieces:
         self.unfinished: int | None = None
 
     def events(self) -> Iterator[Event]:
-        at = 0
+        at, sure = 0, True
         while True:
             match = _BETWEEN.match(self._text, at)
             at = match.end() if match else at
             if at >= len(self._text):
-                return
-            if self._text[at] == "]":
+                break
+            # Behind a loss the reading may go on inside the lost event, until an event is seen again.
+            if sure and self._text[at] == "]":
                 self.end = self._offset(at + 1)
                 return
-            parsed = self._parse(at)
+            parsed = _parse(self._text, at)
             if parsed is not None:
                 row, at = parsed
+                sure = sure or (isinstance(row, dict) and "ph" in row)
                 yield from from_loose([row])
                 continue
-            self.lost.append(self._offset(at))
+            if sure:
+                self.lost.append(self._offset(at))
+            sure = False
             border = self._next_event(at)
             if border is None:
-                self.unfinished = self.lost[-1]
-                return
+                break
             at = border
+        if not sure:
+            self.unfinished = self.lost[-1]
 
     def _offset(self, position: int) -> int:
         return position if self._ascii else len(self._text[:position].encode("utf-8", "surrogateescape"))
@@ -74,38 +76,21 @@ class Pieces:
         match = _ANY_BORDER.search(self._text, at)
         return match.end() if match else None
 
-    def _parse(self, at: int) -> tuple[Any, int] | None:
-        """The JSON value at a position and its end, if need be with bare words as nulls; or None."""
-        value = _value(self._text, at)
-        stop: int | None = at
-        for _ in range(_ENDS_TRIED):
-            if value is not None or stop is None:
-                break
-            stop = self._next_event(stop)
-            repaired, grown = _with_nulls(self._text[at:stop])
-            value = _value(repaired, 0) if grown else None
-            if value is not None:
-                row, end = value
-                return row, at + end - sum(growth for place, growth in grown if place < end)
-        return value
 
-
-def _value(text: str, at: int) -> tuple[Any, int] | None:
-    try:
-        return _DECODER.raw_decode(text, at)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _with_nulls(text: str) -> tuple[str, list[tuple[int, int]]]:
-    """Bare words replaced by null, and for each its place in the new text and by how much it grew."""
-    parts: list[str] = []
-    grown: list[tuple[int, int]] = []
-    done = length = 0
-    for match in _BARE_WORD.finditer(text):
-        parts += [text[done : match.start(2)], "null"]
-        length += match.start(2) - done
-        grown.append((length, 4 - len(match.group(2))))
-        length += 4
-        done = match.end(2)
-    return "".join([*parts, text[done:]]), grown
+def _parse(text: str, at: int) -> tuple[Any, int] | None:
+    """The JSON value at a position and its end, if need be with bare words as nulls; or None."""
+    growth = 0
+    for _ in range(_WORDS_REPAIRED):
+        try:
+            value, end = _DECODER.raw_decode(text, at)
+        except json.JSONDecodeError as error:
+            word = _BARE_WORD.match(text, error.pos)
+            if word is None:
+                return None
+            text = f"{text[: word.start()]}null{text[word.end() :]}"
+            growth += 4 - len(word.group())
+        except (ValueError, RecursionError):
+            return None
+        else:
+            return value, end - growth
+    return None

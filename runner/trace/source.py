@@ -13,13 +13,16 @@ from typing import IO, Any, cast
 from ..errors import UserError
 
 try:
+    from isal import igzip_lib, isal_zlib
     from isal.igzip import IGzipFile
 
     GzipReader: Any = IGzipFile
+    _ISAL_ERRORS: Any = (igzip_lib.IsalError, isal_zlib.error)
 except ImportError:  # no wheel for this platform: the standard library reads the same bytes, slower
     from gzip import GzipFile
 
     GzipReader = GzipFile
+    _ISAL_ERRORS = ()
 
 GZIP_MAGIC = b"\x1f\x8b"
 # A trace exported to .gz and compressed again by an upload step is common; more layers are a trick.
@@ -119,7 +122,7 @@ class Source:
         self.close()
 
 
-_GZIP_ERRORS = (EOFError, zlib.error, OSError, io.UnsupportedOperation)
+_GZIP_ERRORS: tuple[type[BaseException], ...] = (EOFError, zlib.error, OSError, io.UnsupportedOperation, *_ISAL_ERRORS)
 
 
 class _BrokenGzip:
@@ -136,7 +139,7 @@ class _BrokenGzip:
             return False
         if isinstance(error, EOFError):
             self._source.cut_short = "the compressed data ends too early"
-        elif isinstance(error, _GZIP_ERRORS) or kind.__name__ == "error":  # isal's own zlib error has this name
+        elif isinstance(error, _GZIP_ERRORS):
             self._source.cut_short = f"the compressed data is broken ({error})"
         else:
             return False
