@@ -48,10 +48,12 @@ class Pool:
     def buffer(self, tensor: torch.Tensor, slot: str) -> torch.Tensor:
         """Return a fresh contiguous copy of `tensor` to be reduced in place.
 
-        A static set-up copies into the buffer it keeps for `slot` instead (one for forward, one for backward).
+        A static set-up copies into the buffer it keeps for `slot` instead (one for forward, one for backward). A slot
+        whose shape changes gets a new buffer: DDP cuts its buckets anew after its first step.
         """
-        if self.static and slot in self._slots:
-            return self._slots[slot].copy_(tensor).detach()
+        kept = self._slots.get(slot)
+        if kept is not None and kept.shape == tensor.shape:
+            return kept.copy_(tensor).detach()
         with self.around_buffer():
             copy = tensor.clone(memory_format=torch.contiguous_format)
         if not self.static:

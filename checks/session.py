@@ -51,7 +51,7 @@ def run_rank(plan_path: Path, run: Path, import_seconds: float) -> int:
     obstacle = find_obstacle(plan, environment)
     try:
         if obstacle is None:
-            obstacle = choose_symm_mem_backend(plan)
+            obstacle = choose_symm_mem_backend(plan, device)
         control = Control(rank, plan["ranks"], may_host=True)
         if obstacle is None:
             join_ranks(plan, device)
@@ -85,7 +85,7 @@ def find_obstacle(plan: dict, environment: dict) -> str | None:
     return None
 
 
-def choose_symm_mem_backend(plan: dict) -> str | None:
+def choose_symm_mem_backend(plan: dict, device: torch.device) -> str | None:
     """Set the backend of torch's symmetric memory that the plan's launch configuration names, before any allocation.
 
     Returns why this machine or build can't, else None. A start's plan has one configuration, or none.
@@ -100,7 +100,9 @@ def choose_symm_mem_backend(plan: dict) -> str | None:
             return f"symm_mem.set_backend came with torch 2.9; this is {torch.__version__}"
         import torch.distributed._symmetric_memory as symmetric_memory
 
-        symmetric_memory.set_backend(backend)
+        # "CUDA" is what torch begins with, and asking for it then fails as if there were none.
+        if symmetric_memory.get_backend(device) != backend:
+            symmetric_memory.set_backend(backend)
     return None
 
 
