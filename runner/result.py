@@ -59,6 +59,20 @@ class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):
     known: KnownProblem | None = None
 
 
+class BandwidthRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Symmetric against general kernels at one size: microseconds a call on the slowest rank, bus bandwidth in GB/s.
+
+    `bytes` is the size of a rank's larger buffer; bus bandwidth as nccl-tests counts it.
+    """
+
+    kind: str
+    bytes: int
+    symmetric_us: float
+    general_us: float
+    symmetric_gbps: float
+    general_gbps: float
+
+
 class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
     """One case: its phases, and the evidence behind them.
 
@@ -83,6 +97,7 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
     buffers: list[Buffer] = []
     notes: list[str] = []
     witness: list[str] = []
+    bandwidth: list[BandwidthRow] = []
     seconds: float | None = None
     collectives: list[Collective] = []
 

@@ -19,6 +19,7 @@ from ..runfolder import Lost, RankEnvironment, Record, RunFolder, Values
 from ..suite import GatePhase, Suite, SuiteCase
 from ..trace.collectives import read_collectives
 from ..watch import NOT_RUN
+from .bandwidth import bandwidth_rows
 from .coverage import GATE_PHASES, added, coverage
 from .expectation import Seen, Trouble, judge_phase
 
@@ -146,6 +147,7 @@ def judge_case(folder: RunFolder, planned: Case, case: SuiteCase, environments: 
         pool=first.pool if first else None,
         buffers=first.buffers if first else [],
         notes=notes,
+        bandwidth=bandwidth_rows(records[rank].bandwidth for rank in sorted(records)),
         seconds=max((record.seconds.get("total", 0.0) for record in records.values()), default=None),
         collectives=sorted((row for rows in collectives.values() for row in rows), key=lambda row: row.start),
     )

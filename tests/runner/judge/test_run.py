@@ -187,7 +187,14 @@ def test_wrong_values_are_an_error_though_symmetric(folder: Path, suite: Suite) 
 
 
 def test_a_lost_case_is_an_error(folder: Path, suite: Suite) -> None:
-    lost = {"schema": 1, "case": "all_reduce/static", "start": 0, "outcome": "died", "rank": 1, "message": "rank 1 died"}
+    lost = {
+        "schema": 1,
+        "case": "all_reduce/static",
+        "start": 0,
+        "outcome": "died",
+        "rank": 1,
+        "message": "rank 1 died",
+    }
     (case_folder(folder, "static") / "lost.json").write_text(json.dumps(lost))
     result = judged(folder, suite)
     assert outcomes(result, "static") == ("error", "error")
@@ -245,7 +252,7 @@ def test_a_trace_without_gpu_events_is_unmeasured(folder: Path, suite: Suite) ->
 
 
 def test_an_empty_folder_is_refused_in_one_line(tmp_path: Path, suite: Suite) -> None:
-    with pytest.raises(UserError, match="plan.json"):
+    with pytest.raises(UserError, match=r"plan\.json"):
         judged(tmp_path, suite)
 
 
