@@ -57,7 +57,9 @@ def run_script(settings: RunSettings, script: ScriptSettings, tell: Callable[[st
         ranks_per_gpu = share(ranks, settings.ranks_per_gpu, gpus)
         preload = _preload(settings, facts, tell)
         first, last = max(2, script.warmup) + 1, max(2, script.warmup) + script.steps
-        tell(f"{script.file}: {ranks} ranks on {gpus} × {facts.devices[0].name}, torch {facts.torch}")
+        tell(
+            f"{script.file}: {ranks} ranks on {-(-ranks // ranks_per_gpu)} × {facts.devices[0].name}, torch {facts.torch}"
+        )
         tell(f"tracing steps {first} to {last}; its output goes to {settings.out / 'run/starts/0/log.txt'}")
         if ranks_per_gpu > 1:
             tell(f"{ranks_per_gpu} ranks share a GPU, which needs NCCL 2.30.3 or newer (--nccl 2.30.7)")

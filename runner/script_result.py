@@ -6,6 +6,7 @@ import msgspec
 
 from .findings import Cause, KernelSeen
 from .model import Coverage, Kind, Phase
+from .suite import GatePhase
 
 
 class ScriptRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +61,6 @@ class ScriptResult(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[ScriptRow] = []
     fallen: list[Fallen] = []
     more_fallen: int = 0
-    minimum: dict[str, float] = {}
+    minimum: dict[GatePhase, float] = {}
     trouble: str | None = None
     detail: str | None = None

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from .errors import UserError
+from .suite import GatePhase
 
 DEFAULT_OUT = Path("symmem-check-out")
 SCRIPT_STEPS = 3
@@ -29,7 +30,7 @@ class ScriptSettings(msgspec.Struct, frozen=True, kw_only=True):
     warmup: int
     keep_going: bool
     timeout: float
-    minimum: dict[str, float]
+    minimum: dict[GatePhase, float]
 
 
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +73,9 @@ def run_settings(arguments: argparse.Namespace) -> RunSettings:
 
 def script_settings(arguments: argparse.Namespace) -> ScriptSettings | None:
     """Settings of `--script`; None without it. Raises UserError for flags that don't go together."""
-    minimum = {"forward": arguments.min_forward_coverage, "backward": arguments.min_backward_coverage}
+    minimum: dict[GatePhase, float | None] = {
+        "forward": arguments.min_forward_coverage, "backward": arguments.min_backward_coverage,
+    }  # fmt: skip
     own = {
         "--steps": arguments.steps, "--warmup": arguments.warmup, "--timeout": arguments.timeout,
         "--keep-going": arguments.keep_going or None, "arguments after --": arguments.script_arguments or None,

@@ -168,10 +168,13 @@ def _calls(folder: RunFolder, case: Case, rank: int, record: ScriptRecord, notes
     if not read.gpu_rows:
         return Trouble(False, f"no GPU events in the trace of rank {rank}: is CUPTI in use elsewhere?")
     # Before the first step and after the last there is only what the profiler itself waits for.
-    rows = [msgspec.structs.replace(row, rank=rank) for row in read.collectives if row.step is not None]
-    untold = sum(row.phase == "unknown" for row in read.collectives)
+    inside = (row for row in read.collectives if row.step is not None or row.phase == "unknown")
+    rows = [msgspec.structs.replace(row, rank=rank) for row in inside]
+    untold = sum(row.phase == "unknown" for row in rows)
     if untold:
-        notes.append(f"rank {rank}: of {untold} collectives the phase can't be told")
+        notes.append(
+            f"rank {rank}: of {untold} collectives the phase can't be told; they count in neither forward nor backward"
+        )
     modules = record.script.modules if record.script else []
     return [Call(row, issuer) for row, issuer in zip(rows, issuers(path, rows, modules), strict=True)]
 
@@ -255,7 +258,9 @@ def gate_coverage(collectives: Iterable[Collective]) -> dict[GatePhase, Coverage
     return {gate: coverage(rows) for gate, rows in parts.items() if rows or (found and gate != "optimizer")}
 
 
-def verdict(by_phase: Mapping[GatePhase, Coverage], minimum: Mapping[str, float], trouble: Trouble | None) -> Verdict:
+def verdict(
+    by_phase: Mapping[GatePhase, Coverage], minimum: Mapping[GatePhase, float], trouble: Trouble | None
+) -> Verdict:
     """The verdict: without a minimum, a script passes that ran and was measured."""
     if trouble is not None:
         if trouble.fails:
@@ -263,7 +268,7 @@ def verdict(by_phase: Mapping[GatePhase, Coverage], minimum: Mapping[str, float]
         return Verdict("unmeasured", f"Nothing could be measured: {trouble.sentence}.")
     below = []
     for phase, least in minimum.items():
-        ratio = by_phase[phase].ratio if phase in by_phase else None  # type: ignore[index]
+        ratio = by_phase[phase].ratio if phase in by_phase else None
         if ratio is None or ratio < least:
             below.append(f"{phase} coverage is {_percent(ratio)}, and {_percent(least)} is asked for")
     if below:

@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 
 from ..result import FAILING, CaseResult, PhaseResult, Result
 from . import words
+from .script_junit import below_minimum, script_cases
 from .text import cut, issue_name, one_line
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ def junit_xml(result: Result) -> str:
     suites: dict[str, list[TestCase]] = {}
     for case in result.cases:
         suites.setdefault(case.check, []).extend(_test_cases(result, case))
+    if result.script is not None:
+        suites["script"] = script_cases(result, result.script)
     own = _verdict_case(result)
     if own is not None:
         suites.setdefault("verdict", []).append(own)
@@ -166,7 +169,7 @@ def _verdict_case(result: Result) -> TestCase | None:
     from junit_xml import TestCase
 
     outcomes = {phase.outcome for case in result.cases for phase in case.phases}
-    if result.verdict.word == "pass" or outcomes & FAILING:
+    if result.verdict.word == "pass" or outcomes & FAILING or below_minimum(result):
         return None
     test = TestCase("verdict", "verdict")
     message = one_line(f"{result.verdict.word}: {result.verdict.sentence}", _MESSAGE)

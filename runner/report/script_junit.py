@@ -1,0 +1,70 @@
+"""A script's run in JUnit XML: a test case for each phase, which fails where its coverage is below the minimum."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..result import Result
+from ..script_result import Fallen, ScriptResult
+from ..suite import GatePhase
+from . import words
+from .script import causes
+from .text import one_line
+
+if TYPE_CHECKING:
+    from junit_xml import TestCase
+
+
+def below_minimum(result: Result) -> list[GatePhase]:
+    """The phases of a script's run that was measured and whose coverage is below what is asked for."""
+    script = result.script
+    if script is None or script.trouble is not None:
+        return []
+    ratios = {phase: found.ratio for phase, found in result.coverage.items()}
+    return [phase for phase, least in script.minimum.items() if (ratio := ratios.get(phase)) is None or ratio < least]
+
+
+def script_cases(result: Result, script: ScriptResult) -> list[TestCase]:
+    """A test case for each phase that was traced or asked for; what went wrong as a whole is the verdict's."""
+    from junit_xml import TestCase
+
+    below = below_minimum(result)
+    cases = []
+    for phase in words.GATE_PHASES:
+        if phase not in result.coverage and phase not in below:
+            continue
+        fallen = [one for one in script.fallen if phase in (one.phase, _GATE.get(one.phase))]
+        test = TestCase(f"{one_line(script.command[0], 200)} {phase}", "script", 0, stdout=_output(result, phase))
+        if phase in below:
+            told = words.percent(result.coverage[phase].ratio) if phase in result.coverage else "n/a"
+            message = f"fail: coverage {told}, and {words.percent(script.minimum[phase])} is asked for"
+            test.add_failure_info(message, "\n".join([message, *map(_line, fallen), *_causes(script)]), "fail")
+        cases.append(test)
+    return cases
+
+
+_GATE = {"recompute": "backward"}
+
+
+def _line(fallen: Fallen) -> str:
+    size = "unknown" if fallen.bytes is None else fallen.bytes
+    place = " ".join(filter(None, (fallen.op, fallen.module and f"in {fallen.module}")))
+    why = f": {fallen.cause.name}" if fallen.cause is not None else ""
+    return one_line(f"fell back: {fallen.calls_per_step:g} a step of {size} bytes, {fallen.kind} {place}{why}")
+
+
+def _causes(script: ScriptResult) -> list[str]:
+    return [one_line(f"cause ({cause.certainty}): {cause.sentence}; do this: {cause.mend}") for cause in causes(script)]
+
+
+def _output(result: Result, phase: GatePhase) -> str:
+    if phase not in result.coverage:
+        return ""
+    found = result.coverage[phase]
+    symmetric, fallback, ineligible, unknown = words.calls(found)
+    facts = {
+        "coverage_ratio": "" if found.ratio is None else f"{found.ratio:.4f}",
+        "symmetric_calls": str(symmetric), "fallback_calls": str(fallback), "ineligible_calls": str(ineligible),
+        "unknown_calls": str(unknown), "torch": result.environment.torch or "", "nccl": result.environment.nccl or "",
+    }  # fmt: skip
+    return "\n".join(f"[[PROPERTY|{key}={one_line(value)}]]" for key, value in facts.items() if value)
