@@ -17,6 +17,8 @@ from runner.runfolder import End, RunFolder, read_json
 from runner.script import run_ranks
 from runner.settings import ScriptSettings
 
+pytestmark = pytest.mark.slow  # torchrun and two imports of torch each
+
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 OWN = SCRIPTS / "own_packages" / "train.py"
 
