@@ -1,4 +1,4 @@
-"""Which op and module issued a collective: in forward by what is around it, in backward by the forward op of its node."""
+"""Who issued a collective: in forward told by what is around it, in backward by the forward op of its node."""
 
 from __future__ import annotations
 
