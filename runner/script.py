@@ -61,7 +61,7 @@ def run_script(settings: RunSettings, script: ScriptSettings, tell: Callable[[st
             f"{script.file}: {ranks} ranks on {-(-ranks // ranks_per_gpu)} × {facts.devices[0].name}, torch {facts.torch}"
         )
         tell(f"tracing steps {first} to {last}; its output goes to {settings.out / 'run/starts/0/log.txt'}")
-        if ranks_per_gpu > 1:
+        if ranks_per_gpu > 1 and preload is None:
             tell(f"{ranks_per_gpu} ranks share a GPU, which needs NCCL 2.30.3 or newer (--nccl 2.30.7)")
         folder = RunFolder(settings.out / "run")
         end = run_ranks(script, folder, ranks, ranks_per_gpu, python=settings.python, preload=preload)
@@ -80,7 +80,6 @@ def asked_for(script: ScriptSettings, ranks: int) -> ScriptResult:
         ranks=ranks,
         steps=script.steps,
         warmup=max(2, script.warmup),
-        minimum=dict(script.minimum),
     )
 
 
