@@ -33,8 +33,8 @@ SIGNS: dict[Outcome, str] = {
 """A sign for each outcome, so that none is told by colour alone."""
 
 LETTERS: dict[str, tuple[str, str]] = {
-    "nccl-symmetric": ("S", "NCCL symmetric kernel"), "nccl-copy-engine": ("C", "copy engine"),
-    "torch-symm-mem": ("T", "PyTorch symmetric memory"), "nvshmem": ("V", "NVSHMEM"),
+    "nccl-symmetric": ("S", "NCCL symmetric kernel"), "nccl-copy-engine": ("C", "NCCL copy engine (symmetric)"),
+    "torch-symm-mem": ("T", "PyTorch symmetric memory"), "nvshmem": ("V", "NVSHMEM (symmetric)"),
     "library-symmetric": ("L", "a library's symmetric kernel"), "rccl-symmetric": ("S", "RCCL symmetric kernel"),
     "nccl": ("G", "NCCL general kernel"), "rccl": ("G", "RCCL general kernel"),
     "peer-mapped": ("P", "peer-mapped memory"), "unknown": ("?", "unknown kernel"),
@@ -64,7 +64,7 @@ def page_html(result: Result) -> str:
 
     It is one HTML document with its style, script and data inside; its content security policy lets it load nothing.
     """
-    style, *scripts = (_asset(name) for name in ("page.css", "page.js", "page.timeline.js"))
+    style, *scripts = (_asset(name) for name in ("page.css", "page.js", "page.parts.js", "page.timeline.js"))
     timelines = [timeline(case, cases=len(result.cases), hosts=result.environment.hosts) for case in result.cases]
     data = {"letters": LETTERS, "timelines": timelines}
     return (

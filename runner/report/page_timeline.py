@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from ..judge.coverage import GATE_PHASES, group_of
 from ..model import Collective
@@ -16,25 +18,24 @@ from ..result import CaseResult
 from . import words
 from .text import one_line
 
-MOST_BLOCKS = 24_000
+MOST_BLOCKS = 32_000
 """Of one case: more than any screen has places for; eight ranks with two thousand collectives each stay whole."""
-MOST_BLOCKS_ON_PAGE = 240_000
+MOST_BLOCKS_ON_PAGE = 256_000
 _LEAST_BLOCKS = 1_000
 _MOST_SORTS = 1_000
-_FINEST, _COARSEST = 8192, 16
+_FINEST, _COARSEST = 8192, 64
 # Microseconds; a trace's clock starts in 1970 at the earliest, and no run lasts a thousand years.
 _LATEST = 1e17
 
 
-class _Block(NamedTuple):
+class _Block(msgspec.Struct, gc=False):
     """One collective, or `number` alike ones that stand for one place: microseconds, `sort` is an index."""
 
     rank: int
     sort: int
     start: float
     end: float
-    busy: float
-    number: int
+    number: int = 1
 
 
 def timeline(case: CaseResult, *, cases: int = 1, hosts: int = 1) -> dict[str, Any] | None:
@@ -51,21 +52,22 @@ def timeline(case: CaseResult, *, cases: int = 1, hosts: int = 1) -> dict[str, A
     sorts = _Sorts()
     steps: dict[int | None, list[_Block]] = {}
     for one in usable:
-        end = one.start + max(one.duration, 0.0)
         rank = -1 if one.rank is None else one.rank
-        steps.setdefault(one.step, []).append(_Block(rank, sorts.index(one), one.start, end, end - one.start, 1))
+        block = _Block(rank, sorts.index(one), one.start, one.start + max(one.duration, 0.0))
+        steps.setdefault(one.step, []).append(block)
     limit = max(_LEAST_BLOCKS, min(MOST_BLOCKS, MOST_BLOCKS_ON_PAGE // max(cases, 1)))
-    drawn = [(step, *_from_zero(steps[step], hosts)) for step in sorted(steps, key=_steps_last_unknown)]
-    thinned = _thinned([blocks for _, blocks, _ in drawn], limit)
+    numbers = sorted(steps, key=_unknown_last)
+    aligned = [_put_to_zero(steps[step], hosts) for step in numbers]
+    thinned = _thinned([steps[step] for step in numbers], sorts.alike, limit)
     return {
         "fields": _Sorts.FIELDS,
         "sorts": sorts.rows,
         "steps": [
             {"step": step, "blocks": [number for block in blocks for number in _numbers(block)]}
-            for (step, _, _), blocks in zip(drawn, thinned, strict=True)
+            for step, blocks in zip(numbers, thinned, strict=True)
         ],
         "causes": _causes(case),
-        "notes": list(_notes(case, usable, thinned, any(aligned for *_, aligned in drawn))),
+        "notes": list(_notes(case, usable, thinned, any(aligned))),
     }
 
 
@@ -73,7 +75,7 @@ def _has_time(one: Collective) -> bool:
     return math.isfinite(one.duration) and abs(one.start) < _LATEST and one.duration < _LATEST
 
 
-def _steps_last_unknown(step: int | None) -> tuple[bool, int]:
+def _unknown_last(step: int | None) -> tuple[bool, int]:
     return (step is None, step or 0)
 
 
@@ -83,7 +85,7 @@ def _numbers(block: _Block) -> tuple[int, int, int, int, int]:
 
 
 class _Sorts:
-    """The different sorts of collective: what a block tells beside its place."""
+    """The different sorts of collective: what a block tells beside its place. `alike` numbers those that look alike."""
 
     FIELDS = (
         "phase", "kind", "mechanism", "state", "label", "kernel", "dtype", "bytes", "group", "size", "calls", "why"
@@ -91,7 +93,9 @@ class _Sorts:
 
     def __init__(self) -> None:
         self.rows: list[list[Any]] = []
+        self.alike: list[int] = []
         self._known: dict[tuple[object, ...], int] = {}
+        self._looks: dict[tuple[object, ...], int] = {}
 
     def index(self, one: Collective) -> int:
         key = (
@@ -114,7 +118,9 @@ class _Sorts:
             row += ["", "not told: this case has too many sorts of collective", *[None] * 4, 1, ""]
         index = self._known.setdefault(key, len(self.rows))
         if index == len(self.rows):
+            look = (*row[:4], row[8])
             self.rows.append(row)
+            self.alike.append(self._looks.setdefault(look, len(self._looks)))
         return index
 
 
@@ -122,60 +128,67 @@ def _text(name: str | None) -> str | None:
     return None if name is None else one_line(name, 80)
 
 
-def _from_zero(blocks: list[_Block], hosts: int) -> tuple[list[_Block], bool]:
-    """The blocks with times from the step's first collective on, in order; and whether each rank was put at 0 itself.
+def _put_to_zero(blocks: list[_Block], hosts: int) -> bool:
+    """Count the blocks' times from the step's first collective on, and sort them.
 
-    That is done where the ranks' clocks can't be compared: on several hosts, or where the ranks are further apart
-    than a step is long.
+    Returns whether each rank has its own 0 instead. That is so where the ranks' clocks can't be compared: on several
+    hosts, or where the ranks are further apart than a step is long.
     """
     firsts: dict[int, float] = {}
     lasts: dict[int, float] = {}
     for block in blocks:
         firsts[block.rank] = min(block.start, firsts.get(block.rank, block.start))
         lasts[block.rank] = max(block.end, lasts.get(block.rank, block.end))
-    apart = max(firsts.values()) - min(firsts.values())
-    longest = max(lasts[rank] - firsts[rank] for rank in firsts)
-    aligned = len(firsts) > 1 and (hosts > 1 or apart > 10 * longest + 1e6)
     zero = min(firsts.values())
-    moved = []
+    longest = max(lasts[rank] - first for rank, first in firsts.items())
+    own = len(firsts) > 1 and (hosts > 1 or max(firsts.values()) - zero > 10 * longest + 1e6)
     for block in blocks:
-        by = firsts[block.rank] if aligned else zero
-        moved.append(block._replace(start=block.start - by, end=block.end - by))
-    return sorted(moved, key=lambda block: (block.start, block.rank)), aligned
+        by = firsts[block.rank] if own else zero
+        block.start -= by
+        block.end -= by
+    blocks.sort(key=_start)
+    return own
 
 
-def _thinned(steps: list[list[_Block]], limit: int) -> list[list[_Block]]:
-    """The steps with at most `limit` blocks in all: alike ones in one place are merged, as finely as that allows."""
+def _start(block: _Block) -> float:
+    return block.start
+
+
+def _thinned(steps: list[list[_Block]], alike: list[int], limit: int) -> list[list[_Block]]:
+    """The steps with at most `limit` blocks in all: alike ones in one place are merged, as finely as that allows.
+
+    `alike` has a number for each sort, the same for those that look alike. The blocks given are used up.
+    """
     places = _FINEST
-    found = steps
-    while sum(map(len, found)) > limit and places >= _COARSEST:
-        found = [_merged(blocks, places) for blocks in steps]
+    while sum(map(len, steps)) > limit and places >= 1:
+        steps = [_merged(blocks, alike, places) for blocks in steps]
         places //= 2
-    if sum(map(len, found)) <= limit:
-        return found
     whole = []
-    for blocks in found:
+    for blocks in steps:
         whole.append(blocks[: max(limit, 0)])
         limit -= len(blocks)
     return whole
 
 
-def _merged(blocks: Iterable[_Block], places: int) -> list[_Block]:
-    """Alike blocks of one rank that fall into one of `places` places of the step as one; long ones stay as they are."""
-    blocks = list(blocks)
+def _merged(blocks: list[_Block], alike: list[int], places: int) -> list[_Block]:
+    """Alike blocks of a rank that fall into one of `places` places of the step as one; long ones stay as they are."""
     width = max((block.end for block in blocks), default=0.0) / places or 1.0
-    found: dict[tuple[int, int, int, bool], _Block] = {}
-    for number, block in enumerate(blocks):
-        long = block.end - block.start > width
-        key = (block.rank, block.sort, number if long else int(block.start / width), long)
-        other = found.get(key)
-        if other is not None:
-            block = _Block(  # noqa: PLW2901 (the merged one stands for it)
-                block.rank, block.sort, min(other.start, block.start), max(other.end, block.end),
-                other.busy + block.busy, other.number + block.number,
-            )  # fmt: skip
-        found[key] = block
-    return sorted(found.values(), key=lambda block: (block.start, block.rank))
+    longest = width if places > _COARSEST else math.inf
+    found: list[_Block] = []
+    at: dict[tuple[int, int, int], _Block] = {}
+    for block in blocks:
+        if block.end - block.start > longest:
+            found.append(block)
+            continue
+        key = (block.rank, alike[block.sort], int(block.start / width))
+        first = at.get(key)
+        if first is None:
+            at[key] = block
+            found.append(block)
+        else:
+            first.end = max(first.end, block.end)
+            first.number += block.number
+    return found
 
 
 def _causes(case: CaseResult) -> dict[str, str]:

@@ -58,7 +58,7 @@
     byId("count").textContent = left === rows.length ? `${left} ${cases}` : `${left} of ${rows.length} ${cases}`;
     byId("none").hidden = left > 0;
   };
-  for (const one of filters) if (one) one.addEventListener("input", filter);
+  for (const one of filters) if (one) one.addEventListener(one === name ? "input" : "change", filter);
   document.querySelector("form.filters").addEventListener("submit", (event) => event.preventDefault());
   byId("all").addEventListener("click", () => {
     for (const one of filters) if (one) one.value = "";

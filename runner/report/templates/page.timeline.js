@@ -1,48 +1,17 @@
-// The timelines: each case's collectives by rank, as SVG, drawn when their case is opened and again at each change.
+// The timelines: each case's collectives by rank, as SVG, drawn when their case opens and again at each change.
 "use strict";
 (() => {
+  const { BAR, Paths, html, svg, choice, short, time, bytes, rankName, count, place } = parts;
   const { letters, timelines } = JSON.parse(document.getElementById("data").textContent);
-  const SVG = "http://www.w3.org/2000/svg";
   const STATES = { symmetric: "symmetric", ineligible: "not eligible", unknown: "unknown", fallback: "fell back" };
   const WORST = Object.keys(STATES);
   const PHASES = ["forward", "backward", "recompute", "optimizer"];
   const GATE = { recompute: "backward" };
-  const AXIS = 20, HEAD = 17, LANE = 22, BAR = 16, GAP = 8;
+  const AXIS = 20, HEAD = 17, LANE = 22, GAP = 8;
   const LEAST = 2; // pixels that a block is wide at least
   const MOST_LANES = 48;
 
-  const html = (name, attributes = {}, ...children) => {
-    const made = document.createElement(name);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    made.append(...children);
-    return made;
-  };
-  const svg = (name, attributes, text) => {
-    const made = document.createElementNS(SVG, name);
-    for (const key in attributes) made.setAttribute(key, attributes[key]);
-    if (text !== undefined) made.textContent = text;
-    return made;
-  };
-  const choice = (label, options) => {
-    const select = html("select", {}, ...options.map(([value, text]) => html("option", { value }, text)));
-    return { select, label: html("label", {}, `${label} `, select) };
-  };
-  const short = (text, room) => (text.length <= room ? text : `${text.slice(0, Math.max(room - 1, 1))}…`);
-  const time = (nanoseconds) => {
-    for (const [unit, size] of [["s", 1e9], ["ms", 1e6], ["µs", 1e3]]) {
-      if (Math.abs(nanoseconds) >= size) return `${Number((nanoseconds / size).toPrecision(4))} ${unit}`;
-    }
-    return nanoseconds ? `${nanoseconds} ns` : "0";
-  };
-  const bytes = (number) => {
-    if (number === null) return "size unknown";
-    const units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let unit = 0;
-    for (; number >= 1024 && unit < 4; unit += 1) number /= 1024;
-    return `${Number(number.toPrecision(4))} ${units[unit]}`;
-  };
-  const rankName = (rank) => (rank < 0 ? "rank unknown" : `rank ${rank}`);
-  const count = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+  const badness = (block) => WORST.indexOf(block.shown.sort.state);
 
   class Timeline {
     constructor(place, data, name) {
@@ -74,8 +43,7 @@
       this.told = html("div", { class: "told", "aria-live": "polite" });
       this.hint = html("p", { class: "hint", id: hint }, "Point at a collective, or come here with the Tab key and go "
         + "along with the arrow keys; plus and minus zoom, 0 shows the whole step.");
-      this.told.append(this.hint.cloneNode(true));
-      this.told.firstChild.removeAttribute("id");
+      this.told.append(html("p", { class: "hint" }, this.hint.textContent));
       this.hint.className = "unseen";
       this.legend = html("ul", { class: "legend", "aria-label": "What the colours, letters and patterns mean" });
       this.notes = html("div", { class: "quiet" });
@@ -83,12 +51,12 @@
       this.place.replaceChildren(
         html("div", { class: "tools" }, ...labels, zoom), this.chart, this.hint, this.told, this.legend, this.notes,
       );
-      this.step.select.addEventListener("input", () => this.load());
-      for (const { select } of [this.by, this.rank]) select.addEventListener("input", () => { this.group(); this.draw(); });
+      this.step.select.addEventListener("change", () => this.load());
+      for (const { select } of [this.by, this.rank]) select.addEventListener("change", () => { this.group(); this.draw(); });
       this.chart.addEventListener("keydown", (event) => this.key(event));
-      this.chart.addEventListener("pointermove", (event) => this.tell(this.at(event)?.block ?? this.picked));
+      this.chart.addEventListener("pointermove", (event) => this.tell(this.at(event) ?? this.picked));
       this.chart.addEventListener("pointerleave", () => this.tell(this.picked));
-      this.chart.addEventListener("click", (event) => { const found = this.at(event); if (found) this.pick(found.block); });
+      this.chart.addEventListener("click", (event) => { const found = this.at(event); if (found) this.pick(found); });
     }
 
     // The blocks of the step that is chosen.
@@ -167,21 +135,25 @@
 
     drawRank(picture, rank, y) {
       const height = HEAD + rank.lanes.length * LANE;
+      const shades = new Paths();
       for (const run of this.phases(rank.items)) {
-        picture.append(svg("rect", { x: run.x, y, width: run.width, height, class: `f-${run.phase}` }));
-        const word = run.width > run.phase.length * 7 + 8 ? run.phase : run.width > 11 ? run.phase[0].toUpperCase() : "";
-        if (word) picture.append(svg("text", { x: run.x + 4, y: y + 12 }, word));
+        shades.add(`f-${run.phase}`, run.x, y, run.width, height);
+        const word = run.width > run.phase.length * 7 + 8 ? run.phase : run.width > 14 ? run.phase[0].toUpperCase() : "";
+        if (word) shades.after.push(svg("text", { x: run.x + 4, y: y + 12 }, word));
       }
+      shades.into(picture);
       picture.append(svg("text", { x: 0, y: y + 12, class: "rank" }, rankName(rank.rank)));
       rank.lanes.forEach((lane, number) => {
         const top = y + HEAD + number * LANE;
         const label = svg("text", { x: 0, y: top + 12 }, short(lane.label, Math.floor((this.gutter - 8) / 6.4)));
         label.append(svg("title", {}, lane.label));
-        picture.append(label, svg("line", {
-          x1: this.gutter, x2: this.width, y1: top + BAR + 1, y2: top + BAR + 1, class: "lane",
-        }));
+        const y1 = top + BAR + 1;
+        picture.append(label, svg("line", { x1: this.gutter, x2: this.width, y1, y2: y1, class: "lane" }));
         const blocks = this.blocks(lane);
-        for (const block of blocks) this.drawBlock(picture, block, top);
+        const small = new Paths();
+        // Blocks that stand for several may overlap: the worst lies on top, and is lower, so that both are seen.
+        for (const block of [...blocks].sort((a, b) => badness(a) - badness(b))) this.drawBlock(picture, small, block, top);
+        small.into(picture);
         this.drawn.push({ lane, top, blocks });
       });
     }
@@ -215,26 +187,25 @@
         if (last && right - x <= LEAST && last.right - last.x <= LEAST && x - last.x < LEAST) {
           last.items.push(item);
           last.number += item.number;
-          if (WORST.indexOf(item.sort.state) > WORST.indexOf(last.shown.sort.state)) last.shown = item;
+          if (WORST.indexOf(item.sort.state) > badness(last)) last.shown = item;
         } else found.push({ lane, x, right, items: [item], number: item.number, shown: item });
       }
       return found;
     }
 
-    drawBlock(picture, block, top) {
+    drawBlock(picture, small, block, top) {
       const { mechanism, state } = block.shown.sort;
       const width = Math.max(block.right - block.x, LEAST);
       const { y, height } = place(state, top);
-      const small = width < 5;
+      const look = `m-${mechanism} s-${state}`;
+      // A pattern can't be seen in so little, and slows a browser down.
+      if (width < 5) { small.add(`${look} solid`, block.x, y, width, height); return; }
       picture.append(svg("rect", {
-        x: block.x, y, width: small ? width : width - 0.5, height, rx: small ? 0 : 1.5,
-        class: `m-${mechanism} s-${state}${small ? " solid" : ""}`, ...(small ? {} : { fill: `url(#m-${mechanism})` }),
+        x: block.x, y, width: width - 0.5, height, rx: 1.5, class: look, fill: `url(#m-${mechanism})`,
       }));
-      if (width >= 16) {
-        picture.append(svg("text", {
-          x: block.x + width / 2, y: y + height / 2 + 3.5, class: `letter m-${mechanism}`,
-        }, letters[mechanism][0]));
-      }
+      if (width < 16) return;
+      const text = { x: block.x + width / 2, y: y + height / 2 + 3.5, class: `letter m-${mechanism}` };
+      picture.append(svg("text", text, letters[mechanism][0]));
     }
 
     drawAxis(picture, bottom) {
@@ -245,9 +216,7 @@
       for (let at = Math.ceil(from / step) * step; at <= to; at += step) {
         const x = this.x(at);
         picture.prepend(svg("line", { x1: x, x2: x, y1: AXIS - 5, y2: bottom, class: "tick" }));
-        if (x + 8 < this.width) {
-          picture.append(svg("text", { x: x + 3, y: 11 }, time(Math.round(at))));
-        }
+        if (x + 48 < this.width) picture.append(svg("text", { x: x + 3, y: 11 }, time(Math.round(at))));
       }
     }
 
@@ -264,15 +233,16 @@
           swatch.append(svg("rect", {
             y, width: 24, height, class: `m-${mechanism} s-${state}`, fill: `url(#m-${mechanism})`,
           }));
-          entries.push(html("li", {}, swatch, `${letter}: ${name}, ${STATES[state]}`));
+          entries.push(html("li", {}, swatch, `${letter}: ${name}${state === "symmetric" ? "" : `, ${STATES[state]}`}`));
         }
       }
       for (const phase of PHASES) {
         if (!sorts.some((sort) => sort.phase === phase)) continue;
         const swatch = svg("svg", { class: "swatch", "aria-hidden": "true" });
         swatch.append(svg("rect", { width: "100%", height: "100%", class: `f-${phase}` }));
-        entries.push(html("li", {}, swatch, `${phase}, from its first collective on`));
+        entries.push(html("li", {}, swatch, phase));
       }
+      entries.push(html("li", {}, "(a phase is shaded from its first collective on)"));
       this.legend.replaceChildren(...entries);
     }
 
@@ -297,10 +267,11 @@
       const x = event.clientX - box.left, y = event.clientY - box.top;
       const lane = this.drawn.find(({ top }) => y >= top - 2 && y < top + LANE - 2);
       if (!lane || x < this.gutter - 3) return null;
-      // The last drawn lies on top; a small one may be missed by a few pixels.
-      const block = lane.blocks.findLast((one) => x >= one.x && x <= one.right)
+      // The worst lies on top; a small one may be missed by a few pixels.
+      const hit = lane.blocks.filter((one) => x >= one.x && x <= one.right);
+      const block = hit.sort((a, b) => badness(b) - badness(a))[0]
         ?? lane.blocks.find((one) => x >= one.x - 4 && x <= one.right + 4);
-      return block ? { block } : null;
+      return block ?? null;
     }
 
     blockOf(item) {
@@ -334,11 +305,11 @@
       if (block.number > 1) said.push([`The worst of ${block.number.toLocaleString("en")} that are drawn as one here.`]);
       said.push([`${sort.kernel} · ${sort.mechanism}`]);
       const group = sort.group === null ? "group unknown" : `group ${sort.group}`;
-      const parts = [`${bytes(sort.bytes)} ${sort.dtype ?? ""}`.trim(), sort.size ? `${group} of ${sort.size} ranks` : group,
+      const facts = [`${bytes(sort.bytes)} ${sort.dtype ?? ""}`.trim(), sort.size ? `${group} of ${sort.size} ranks` : group,
         `${time(end - start)}, ${time(start)} after the first`];
-      if (sort.calls > 1) parts.push(`serves ${sort.calls} calls`);
-      if (number > 1) parts.push(`${number} alike ones`);
-      said.push([parts.join(" · ")]);
+      if (sort.calls > 1) facts.push(`serves ${sort.calls} calls`);
+      said.push([facts.join(" · ")]);
+      if (number > 1) said.push([`Stands for ${count(number, "collective")} like this; kernel and size are the first's.`]);
       const cause = this.data.causes[GATE[sort.phase] ?? sort.phase];
       if (sort.state === "fallback" && cause) said.push([`Why: ${cause}`]);
       if (sort.why) said.push([sort.why, "hint"]);
@@ -412,12 +383,6 @@
       }
       this.pick(this.blockOf(item));
     }
-  }
-
-  // What is not symmetric is lower, and what is unknown hangs from the top: seen even where no pattern is.
-  function place(state, top) {
-    const height = state === "symmetric" ? BAR : 11;
-    return { y: state === "unknown" ? top : top + BAR - height, height };
   }
 
   const made = new Map();
