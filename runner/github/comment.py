@@ -63,7 +63,9 @@ def comment_body(result: Result, settings: GithubSettings, target: Target) -> st
     number, attempt = target.run
     marker = f"<!-- symmem-check key={settings.comment_key} sha={target.sha} run={number} attempt={attempt} -->"
     run_url = f"{settings.server_url}/{settings.repository}/actions/runs/{target.run_id}" if target.run_id else None
-    return comment_markdown(result, marker=marker, sha=target.sha, run_url=run_url, fork=target.fork)
+    return comment_markdown(
+        result, marker=marker, sha=target.sha, run_url=run_url, fork=target.fork, glossary=settings.glossary
+    )
 
 
 def _notice(error: ApiError) -> str:

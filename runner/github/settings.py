@@ -24,6 +24,7 @@ DEFAULT_KEY = "default"
 DEFAULT_ARTIFACT = "symmem-check"
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+")
+_REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,200}")
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -51,6 +52,7 @@ class GithubSettings(msgspec.Struct, frozen=True, kw_only=True):
     `repository` is `owner/name`; `event` the name of the event; `run_id`, `run_number` and `run_attempt` are this
     run's, 0 outside Actions. `workflow` is the calling workflow's file within the repository. `pull_request` and
     `base_branch` are None where the event has to tell. `artifact` is the name under which runs leave their results.
+    `glossary` is where the words of a report are explained, None where that is not known.
     """
 
     repository: str
@@ -71,6 +73,7 @@ class GithubSettings(msgspec.Struct, frozen=True, kw_only=True):
     artifact: str = DEFAULT_ARTIFACT
     require_baseline: bool = False
     out: Path = Path()
+    glossary: str | None = None
 
 
 def add_github_arguments(parser: argparse._ActionsContainer) -> None:
@@ -126,7 +129,17 @@ def github_settings(
         artifact=arguments.artifact,
         require_baseline=getattr(arguments, "require_baseline", False),
         out=out,
+        glossary=glossary_url(given),
     )
+
+
+def glossary_url(environment: Mapping[str, str] | None = None) -> str | None:
+    """Where this action's README explains the words, as a link; None outside an action."""
+    given = os.environ if environment is None else environment
+    action, ref = given.get("GITHUB_ACTION_REPOSITORY", ""), given.get("GITHUB_ACTION_REF", "")
+    if not _REPOSITORY.fullmatch(action) or not _REF.fullmatch(ref):
+        return None
+    return f"{_url(given, 'GITHUB_SERVER_URL', DEFAULT_SERVER)}/{action}/blob/{ref}/README.md#the-words"
 
 
 def _url(given: Mapping[str, str], name: str, default: str) -> str:

@@ -1,4 +1,4 @@
-"""A Result as GitHub Markdown for the step summary, from templates/summary.md.j2."""
+"""A Result as GitHub Markdown, for the step summary and for a comment, from templates/summary.md.j2."""
 
 from __future__ import annotations
 
@@ -8,41 +8,81 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..model import Coverage
-from ..result import CaseResult, KernelSeen, PhaseResult, Result
+from ..result import FAILING, CaseResult, KernelSeen, PhaseResult, Result
 from ..suite import GatePhase
-from . import script, words
+from . import limits, script, words
 from .text import Markdown, code, fence, issue_link, markdown
 
 if TYPE_CHECKING:
     import jinja2
 
 GLOSSARY = "README.md#the-words"
-# GitHub throws away a summary above 1 MiB, the whole of it; result.json has every traceback.
-_DETAILS = 20
+_IN_RESULT = "result.json has all of it"
 
 
 def summary_markdown(result: Result, *, glossary: str = GLOSSARY) -> str:
     """The step summary: the verdict first, then coverage, cases, causes with their mends, and the rest folded.
 
-    `glossary` is where the words are explained, as a link that works where the summary is shown.
+    `glossary` is where the words are explained, as a link that works where the summary is shown. What GitHub would not
+    take is left out, the least important first, and the summary says so.
     """
-    document = (
-        _templates()
-        .get_template("summary.md.j2")
-        .render(
-            result=result,
-            glossary=Markdown(glossary),
-            phases=words.phases_of(result),
-            told=words.to_tell(result),
-            notes=words.notes(result),
-            details=[case for case in result.cases if case.detail][:_DETAILS],
-            controls=list(_controls(result)),
-            kernels=list(_kernels(result)),
-            words=words,
-            script_words=script,
-        )
-    )
-    return document.rstrip("\n") + "\n"
+    more = {
+        "details": [case for case in result.cases if case.detail],
+        "controls": list(_controls(result)),
+        "kernels": list(_kernels(result)),
+    }
+    return limits.fitted(_document(result, glossary, **more), limits.SUMMARY_LIMIT, limits.utf8_bytes, _IN_RESULT)
+
+
+def comment_markdown(
+    result: Result,
+    *,
+    marker: str,
+    sha: str,
+    run_url: str | None = None,
+    fork: bool = False,
+    glossary: str | None = None,
+) -> str:
+    """A pull request's comment: as the summary, with its cases folded and without kernels, controls and tracebacks.
+
+    `marker` is its first line, which nobody sees; `sha` the commit that ran, `run_url` the run's page. `fork` tells
+    the reader that a fork's own code made the result. Without `glossary` the words are no links.
+    """
+    run = f"[its run]({run_url})" if run_url and limits.is_plain_url(run_url) else "its run"
+    about = f"Of commit {markdown(sha[:12], 12)}; {run} has the summary with kernels and tracebacks."
+    if fork:
+        about += " The result was made by the fork's own code."
+    where = f"the summary of {run} has all of it"
+    document = _document(result, glossary, folded=True, marker=Markdown(marker), comment=Markdown(about))
+    return limits.fitted(document, limits.COMMENT_LIMIT, limits.characters, where)
+
+
+def _document(result: Result, glossary: str | None, **more: Any) -> str:
+    """The rendered template, still with the marks of limits.py."""
+    from ..judge.bandwidth import conclusion, size_name
+
+    alone = result.environment.ranks_per_gpu == 1
+    bandwidth = [row for case in result.cases for row in case.bandwidth] if alone else []
+    kinds = dict.fromkeys(row.kind for row in bandwidth)
+    common: dict[str, Any] = {
+        "result": result,
+        "term": lambda word: Markdown(f"[{word}]({glossary})" if glossary else word),
+        "phases": words.phases_of(result),
+        "told": words.to_tell(result),
+        "notes": words.notes(result),
+        "bandwidth": bandwidth,
+        "conclusions": [sentence for kind in kinds if (sentence := conclusion(kind, bandwidth))],
+        "size_name": size_name,
+        "words": words,
+        "script_words": script,
+        "folded": False,
+        "marker": None,
+        "comment": None,
+        "details": [],
+        "controls": [],
+        "kernels": [],
+    }
+    return _templates().get_template("summary.md.j2").render(common | more)
 
 
 @functools.cache
@@ -59,12 +99,14 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    templates.globals |= {"part": limits.part, "item": limits.item, "foot": limits.FOOT}
     templates.filters |= {
         "cell": _cell,
         "code": code,
         "dictsort_phases": _by_phase,
         "fence": fence,
         "issue_link": issue_link,
+        "weight": _weight,
         "where": _where,
     }
     return templates
@@ -89,6 +131,12 @@ def _cell(phase: PhaseResult | None) -> Markdown:
         return Markdown(outcome)
     kernels = ", ".join(code(label, 80) for label in words.labels(phase.kernels))
     return Markdown(f"{outcome}: {markdown(words.how_it_ran(phase))} {kernels}".strip())
+
+
+def _weight(case: CaseResult) -> int:
+    """How soon a case's row is left out where not all have room: those that fail the gate last."""
+    outcomes = {phase.outcome for phase in case.phases}
+    return 0 if outcomes & FAILING else 1 if outcomes - {"pass"} else 2
 
 
 def _where(told: words.Told, result: Result) -> Markdown:
