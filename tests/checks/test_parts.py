@@ -163,7 +163,7 @@ def test_what_this_machine_cannot_do_is_said_before_the_ranks_meet(monkeypatch: 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert find_obstacle({**plan, "ranks": 3}, environment) == "2 GPUs are needed, and torch sees 1"
-    told = "several ranks on one GPU need NCCL 2.30.3 or newer; loaded is 2.28.9"
+    told = "several ranks on one GPU need NCCL 2.30.3 or newer, and loaded is 2.28.9: give one with --nccl 2.30.7"
     assert find_obstacle(plan, environment) == told
     assert find_obstacle(plan, {"nccl": {"version": "2.30.3"}}) is None
     assert find_obstacle({**plan, "ranks": 1, "ranks_per_gpu": 1}, environment) is None
