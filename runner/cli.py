@@ -57,6 +57,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_run(commands)
     _add_classify(commands)
+    _add_compare(commands)
+    _add_report(commands)
+    _add_fetch(commands)
     _add_doctor(commands)
     return parser
 
@@ -87,13 +90,15 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     run.add_argument(
         "--out", metavar="DIR", type=Path, default=DEFAULT_OUT, help=f"output folder (default: {DEFAULT_OUT})"
     )
+    run.add_argument("--page", action="store_true", help="write page.html too: all of it as one page")
     run.add_argument("--replay", action="store_true", help="judge the recorded run that ships with symmem-check")
+    _add_gate(run)
     _add_script(run)
     run.set_defaults(command=_run)
 
 
 def _add_script(run: argparse.ArgumentParser) -> None:
-    from .settings import SCRIPT_STEPS, SCRIPT_TIMEOUT, SCRIPT_WARMUP, percentage, positive
+    from .settings import SCRIPT_STEPS, SCRIPT_TIMEOUT, SCRIPT_WARMUP, positive
 
     script = run.add_argument_group(
         "your own training script",
@@ -109,11 +114,30 @@ def _add_script(run: argparse.ArgumentParser) -> None:
     script.add_argument(
         "--timeout", metavar="SECONDS", type=positive, help=f"for the whole script (default: {SCRIPT_TIMEOUT})"
     )
+
+
+def _add_gate(run: argparse.ArgumentParser) -> None:
+    from .settings import outcomes, percentage
+
+    gate = run.add_argument_group(
+        "the gate",
+        "What ran is compared with the baseline by launches a step, never by time. What was symmetric there and is no "
+        "longer has the outcome regressed, whatever the suite expects.",
+    )
+    gate.add_argument("--baseline", metavar="FILE", help="the result.json of an earlier run to compare with")
+    gate.add_argument("--require-baseline", action="store_true", help="fail where --baseline is not given or empty")
+    gate.add_argument(
+        "--fail-on", metavar="LIST", type=outcomes,
+        help="the outcomes that fail, with commas (default: regressed,fail,error,unmeasured)",
+    )  # fmt: skip
     for phase in ("forward", "backward"):
-        script.add_argument(
+        gate.add_argument(
             f"--min-{phase}-coverage", metavar="PERCENT", type=percentage,
-            help=f"fail where fewer of the eligible calls in {phase} are symmetric",
+            help=f"fail where less of what is eligible in {phase} is symmetric, or nothing is eligible",
         )  # fmt: skip
+    gate.add_argument(
+        "--coverage-by", choices=("calls", "bytes"), default="calls", help="what these two count (default: calls)"
+    )
 
 
 def _add_classify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -128,6 +152,60 @@ def _add_classify(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     classify.add_argument("traces", metavar="TRACE", nargs="+", help="trace files, folders of them, or globs")
     classify.add_argument("--format", choices=("table", "json", "csv"), default="table", help="default: table")
     classify.set_defaults(command=_classify)
+
+
+def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    compare = commands.add_parser(
+        "compare",
+        help="tell what is no longer symmetric between two runs",
+        description="Compare two results, or two folders of traces, by launches a step, never by time. Exit status 1 "
+        "where something regressed: it was symmetric in BASE, and in HEAD it falls back or can't be told.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    what = "a result.json, the output folder of a run, or a trace or a folder of traces"
+    compare.add_argument("base", metavar="BASE", help=what)
+    compare.add_argument("head", metavar="HEAD", help="the same of the other run")
+    compare.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
+    compare.set_defaults(command=_compare)
+
+
+def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from .github.settings import add_github_arguments
+
+    report = commands.add_parser(
+        "report",
+        help="write reports of a result, and print it",
+        description="Make reports from a result.json alone, on any machine. The exit status is the verdict's.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    report.add_argument("result", metavar="RESULT", type=Path, help="a result.json, or the output folder of a run")
+    report.add_argument("--junit", metavar="FILE", type=Path, help="write it as JUnit XML")
+    report.add_argument("--markdown", metavar="FILE", type=Path, help="write it as Markdown, for a step summary")
+    report.add_argument("--page", metavar="FILE", type=Path, help="write it as one HTML page")
+    github = report.add_argument_group("on GitHub", "The token is taken from GITHUB_TOKEN.")
+    github.add_argument("--annotations", action="store_true", help="print it as annotations of a workflow's run")
+    github.add_argument("--comment", action="store_true", help="comment on the pull request")
+    add_github_arguments(github)
+    report.set_defaults(command=_report)
+
+
+def _add_fetch(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from .github.settings import add_github_arguments
+
+    fetch = commands.add_parser(
+        "fetch",
+        help="on GitHub: fetch the result of another run",
+        description="Fetch a result that another run left as an artifact: `baseline`, the newest complete one of the "
+        "base branch, or `result`, that of the run that a workflow_run event is about. Prints the file's path. The token "
+        "is taken from GITHUB_TOKEN, and belongs in a step of its own, apart from the code under test.",
+    )
+    fetch.add_argument("what", choices=("baseline", "result"))
+    fetch.add_argument("--out", metavar="DIR", type=Path, default=Path(), help="where to (default: here)")
+    fetch.add_argument("--require-baseline", action="store_true", help="fail where there is no baseline")
+    add_github_arguments(fetch)
+    fetch.set_defaults(command=_fetch)
 
 
 def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -181,6 +259,76 @@ def _classify(parsed: argparse.Namespace) -> int:
     if traces.exit_status == 3:
         _tell("symmem-check: no collective was found, so nothing could be measured")
     return traces.exit_status
+
+
+def _compare(parsed: argparse.Namespace) -> int:
+    from .compare import compare_files
+
+    comparison = compare_files(parsed.base, parsed.head, warn=lambda line: _tell(f"symmem-check: {line}"))
+    if parsed.format == "json":
+        import msgspec
+
+        sys.stdout.write(msgspec.json.encode(comparison).decode() + "\n")
+    else:
+        from .report.comparison import print_comparison
+
+        print_comparison(comparison, sys.stdout)
+    return 1 if comparison.regressed else 0
+
+
+def _report(parsed: argparse.Namespace) -> int:
+    from .compare import result_file
+    from .report.terminal import print_run_table
+    from .result import read_result
+    from .run import EXIT_STATUS
+
+    result = read_result(result_file(parsed.result))
+    if parsed.junit is not None:
+        from .report.junit import junit_xml
+
+        _write(parsed.junit, junit_xml(result), "--junit")
+    if parsed.markdown is not None:
+        from .report.markdown import summary_markdown
+
+        _write(parsed.markdown, summary_markdown(result), "--markdown")
+    if parsed.page is not None:
+        from .report.page import write_page
+
+        write_page(result, parsed.page)
+    print_run_table(result, sys.stdout)
+    if parsed.annotations:
+        from .report.annotations import annotation_lines
+
+        for line in annotation_lines(result, failing=frozenset(result.gate.fail_on)):
+            print(line)
+    if parsed.comment:
+        from .github import github_settings, post_comment
+
+        outcome = post_comment(result, github_settings(parsed))
+        _tell(f"symmem-check: comment {outcome.action}: {outcome.notice or outcome.url or ''}")
+    return EXIT_STATUS[result.verdict.word]
+
+
+def _write(path: Path, text: str, flag: str) -> None:
+    from .errors import UserError
+
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: can't be written ({error.strerror or error}); give another {flag} FILE") from None
+
+
+def _fetch(parsed: argparse.Namespace) -> int:
+    from .github import fetch_result, find_baseline, github_settings
+
+    settings = github_settings(parsed, parsed.out)
+    if parsed.what == "result":
+        found: Path | None = fetch_result(settings)
+    else:
+        found = find_baseline(settings, tell=lambda line: _tell(f"symmem-check: {line}"))
+    if found is not None:
+        print(found)
+    return 0
 
 
 def _doctor(parsed: argparse.Namespace) -> int:

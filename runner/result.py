@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from .comparison import Comparison
 from .errors import UserError
 from .findings import Cause, Certainty, KernelSeen
 from .model import Collective, Coverage, Kind
@@ -18,9 +19,9 @@ from .script_result import ScriptResult
 from .suite import Expectation, GatePhase
 
 __all__ = [
-    "FAILING", "RESULT_SCHEMA", "CaseResult", "Cause", "Certainty", "Environment", "KernelSeen", "KnownProblem",
-    "Outcome", "PhaseResult", "Result", "StartResult", "SuiteName", "Verdict", "VerdictWord", "read_result",
-    "write_result",
+    "FAILING", "RESULT_SCHEMA", "CaseResult", "Cause", "Certainty", "Environment", "Gate", "KernelSeen",
+    "KnownProblem", "Outcome", "PhaseResult", "Result", "StartResult", "SuiteName", "Verdict", "VerdictWord",
+    "read_result", "write_result",
 ]  # fmt: skip
 
 RESULT_SCHEMA = 1
@@ -32,6 +33,17 @@ VerdictWord = Literal["pass", "fail", "unmeasured", "no-capacity"]
 
 FAILING: frozenset[Outcome] = frozenset({"regressed", "fail", "error", "unmeasured"})
 """The outcomes that fail the gate unless the caller chooses others."""
+
+
+class Gate(msgspec.Struct, frozen=True, kw_only=True):
+    """What fails the gate: the outcomes in `fail_on`, and a coverage below `minimum`, from 0 to 1, by phase.
+
+    `coverage_by` says whether that is symmetric launches out of the eligible ones, or bytes.
+    """
+
+    fail_on: tuple[Outcome, ...] = tuple(sorted(FAILING))
+    minimum: dict[GatePhase, float] = {}
+    coverage_by: Literal["calls", "bytes"] = "calls"
 
 
 class KnownProblem(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,7 +166,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     `coverage` is the suite's, by gate phase: only the phases that expect `symmetric` count. `seconds` tells where
     the time went. A `replay` judges the recorded run that ships with the project and is never a baseline. `script` is
-    there where the user's own script was run; there are no cases then.
+    there where the user's own script was run; there are no cases then. `gate` is what the verdict was asked to hold,
+    `baseline` how the run differs from the one it was compared with, None where there was none.
     """
 
     schema: int = RESULT_SCHEMA
@@ -165,6 +178,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     looks_at: str
     suite: SuiteName
     verdict: Verdict
+    gate: Gate = Gate()
+    baseline: Comparison | None = None
     coverage: dict[GatePhase, Coverage]
     cases: list[CaseResult]
     script: ScriptResult | None = None

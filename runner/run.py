@@ -12,7 +12,9 @@ from pathlib import Path
 
 import msgspec
 
+from .compare import read_baseline
 from .errors import Interrupted, UserError
+from .judge.gate import gated
 from .judge.run import judge_run, unmeasured_run
 from .launch import PythonFacts, describe_python, run_plan
 from .nccl_library import find_nccl
@@ -21,6 +23,7 @@ from .result import Result, write_result
 from .runfolder import RunFolder
 from .settings import RunSettings
 from .suite import Suite, load_suite
+from .traces import printable
 from .watch import CaseProgress, Stop, holding_signals
 
 REPLAY = Path(__file__).with_name("replay")
@@ -34,18 +37,16 @@ def run(settings: RunSettings, tell: Callable[[str], None]) -> Result:
     SIGTERM and SIGHUP end the ranks; then what was done is judged and written, and Interrupted is raised.
     """
     suite = load_suite(settings.suite).select(settings.only)
+    baseline = read_baseline(settings.baseline)
     if settings.replay:
-        result = replay(suite)
-        write_reports(result, settings.out)
-        return result
+        return finish(replay(suite), settings, baseline)
     prepare(settings.out)
     began = time.monotonic()
     facts = describe_python(settings.python)
     described = time.monotonic() - began
     if facts.error is not None:
         result = unmeasured_run(suite, settings.ranks or suite.ranks, settings.ranks_per_gpu or 1, facts.error)
-        write_reports(result, settings.out)
-        return result
+        return finish(result, settings, baseline)
     ranks = settings.ranks or suite.ranks
     plan = suite.plan(ranks=ranks, ranks_per_gpu=share(ranks, settings.ranks_per_gpu, len(facts.devices)))
     preload = _preload(settings, facts, tell)
@@ -55,8 +56,7 @@ def run(settings: RunSettings, tell: Callable[[str], None]) -> Result:
         result = run_suite(suite, plan, settings, tell, preload=preload, stop=stop)
         seconds = {"describe": described, **result.seconds}
         rounded = {name: round(value, 3) for name, value in seconds.items()}
-        result = msgspec.structs.replace(result, seconds=rounded)
-        write_reports(result, settings.out)
+        result = finish(msgspec.structs.replace(result, seconds=rounded), settings, baseline)
     if stop.signal:
         name = signal.Signals(stop.signal).name
         raise Interrupted(f"interrupted by {name}; reports of what was done are in {settings.out}", stop.signal)
@@ -123,7 +123,7 @@ def prepare(out: Path) -> None:
     """Make the output folder, without what an earlier run left there. Only this tool's own files are removed."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for name in ("result.json", "junit.xml", "summary.md"):
+        for name in ("result.json", "junit.xml", "summary.md", "page.html"):
             (out / name).unlink(missing_ok=True)
         old = out / "run"
         if (old / "plan.json").is_file():
@@ -134,8 +134,15 @@ def prepare(out: Path) -> None:
         raise UserError(f"{out}: can't be used for the output ({error.strerror or error}); give --out DIR") from None
 
 
-def write_reports(result: Result, out: Path) -> None:
-    """Write result.json and the reports made from it alone."""
+def finish(result: Result, settings: RunSettings, baseline: Result | None) -> Result:
+    """Hold a Result to the gate that was asked for, and write it with its reports; returns it with the verdict."""
+    result = gated(result, settings.gate, baseline, printable(settings.baseline or ""))
+    write_reports(result, settings.out, page=settings.page)
+    return result
+
+
+def write_reports(result: Result, out: Path, *, page: bool = False) -> None:
+    """Write result.json and the reports made from it alone, with `page` page.html among them."""
     from .report.junit import junit_xml
     from .report.markdown import summary_markdown
 
@@ -146,6 +153,10 @@ def write_reports(result: Result, out: Path) -> None:
         (out / "summary.md").write_text(summary_markdown(result), encoding="utf-8")
     except OSError as error:
         raise UserError(f"{out}: the reports can't be written ({error.strerror or error}); give --out DIR") from None
+    if page:
+        from .report.page import write_page
+
+        write_page(result, out / "page.html")
 
 
 class Progress:

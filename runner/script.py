@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from .compare import read_baseline
 from .errors import UserError
 from .judge.script import judge_script, unmeasured_script
 from .launch import SHARED_GPU_ENVIRONMENT, PythonFacts, checks_folder, describe_python
@@ -16,7 +17,7 @@ from .nccl_library import find_nccl
 from .plan import Case, Plan, write_plan
 from .processes import POLL_SECONDS, Processes, how_it_ended
 from .result import Result
-from .run import prepare, share, write_reports
+from .run import finish, prepare, share
 from .runfolder import End, RunFolder, write_json
 from .script_result import ScriptResult
 from .settings import RunSettings, ScriptSettings
@@ -45,6 +46,7 @@ def run_script(settings: RunSettings, script: ScriptSettings, tell: Callable[[st
 
     `tell` takes progress, a line at a time. Raises UserError for what the caller has to change first.
     """
+    baseline = read_baseline(settings.baseline)
     prepare(settings.out)
     began = time.monotonic()
     facts = describe_python(settings.python)
@@ -57,9 +59,8 @@ def run_script(settings: RunSettings, script: ScriptSettings, tell: Callable[[st
         ranks_per_gpu = share(ranks, settings.ranks_per_gpu, gpus)
         preload = _preload(settings, facts, tell)
         first, last = max(2, script.warmup) + 1, max(2, script.warmup) + script.steps
-        tell(
-            f"{script.file}: {ranks} ranks on {-(-ranks // ranks_per_gpu)} × {facts.devices[0].name}, torch {facts.torch}"
-        )
+        used = f"{-(-ranks // ranks_per_gpu)} × {facts.devices[0].name}"
+        tell(f"{script.file}: {ranks} ranks on {used}, torch {facts.torch}")
         tell(f"tracing steps {first} to {last}; its output goes to {settings.out / 'run/starts/0/log.txt'}")
         if ranks_per_gpu > 1 and preload is None:
             tell(f"{ranks_per_gpu} ranks share a GPU, which needs NCCL 2.30.3 or newer (--nccl 2.30.7)")
@@ -68,9 +69,7 @@ def run_script(settings: RunSettings, script: ScriptSettings, tell: Callable[[st
         tell(f"the script {end.ended}" + (f": {end.message}" if end.message else ""))
         result = judge_script(folder, asked)
     seconds = {"all": round(time.monotonic() - began, 3)}
-    result = msgspec.structs.replace(result, seconds=seconds)
-    write_reports(result, settings.out)
-    return result
+    return finish(msgspec.structs.replace(result, seconds=seconds), settings, baseline)
 
 
 def asked_for(script: ScriptSettings, ranks: int) -> ScriptResult:

@@ -6,7 +6,6 @@ import msgspec
 
 from .findings import Cause, KernelSeen
 from .model import Coverage, Kind, Phase
-from .suite import GatePhase
 
 
 class ScriptRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,9 +47,8 @@ class Fallen(msgspec.Struct, frozen=True, kw_only=True):
 class ScriptResult(msgspec.Struct, frozen=True, kw_only=True):
     """A run of a script: what was run, the collectives by row, and those that fell back, most bytes a step first.
 
-    `steps` is how many steps were traced on each rank, `warmup` how many went before. `minimum` is the coverage asked
-    for, from 0 to 1, by phase. `detail` is the traceback where the script raised. `more_fallen` counts the fallen
-    entries that were left out.
+    `steps` is how many steps were traced on each rank, `warmup` how many went before. `detail` is the traceback where
+    the script raised. `more_fallen` counts the fallen entries that were left out.
     """
 
     command: list[str]
@@ -61,6 +59,5 @@ class ScriptResult(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[ScriptRow] = []
     fallen: list[Fallen] = []
     more_fallen: int = 0
-    minimum: dict[GatePhase, float] = {}
     trouble: str | None = None
     detail: str | None = None

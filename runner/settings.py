@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import shutil
 from pathlib import Path
+from typing import cast, get_args
 
 import msgspec
 
 from .errors import UserError
+from .result import Gate, Outcome
 from .suite import GatePhase
 
 DEFAULT_OUT = Path("symmem-check-out")
@@ -20,8 +22,7 @@ SCRIPT_TIMEOUT = 1800
 class ScriptSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How to run a training script: its file and arguments, and which of its steps to trace.
 
-    `timeout` is in seconds, for the whole script; `minimum` is the coverage asked for, from 0 to 1, by phase.
-    `keep_going` lets the script run to its end.
+    `timeout` is in seconds, for the whole script. `keep_going` lets the script run to its end.
     """
 
     file: str
@@ -30,13 +31,14 @@ class ScriptSettings(msgspec.Struct, frozen=True, kw_only=True):
     warmup: int
     keep_going: bool
     timeout: float
-    minimum: dict[GatePhase, float]
 
 
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How to run a suite. `ranks` and `ranks_per_gpu` are None where the suite and the machine decide.
 
-    `python` is the interpreter with the torch under test; `nccl` a path or a version, None for torch's own.
+    `python` is the interpreter with the torch under test; `nccl` a path or a version, None for torch's own. `gate` is
+    what the verdict is to hold, and `baseline` the result to compare with, None where there is none. With `page`
+    the page is among the reports.
     """
 
     suite: str
@@ -48,6 +50,9 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     out: Path
     replay: bool
     script: ScriptSettings | None = None
+    gate: Gate = Gate()
+    baseline: Path | None = None
+    page: bool = False
 
 
 def run_settings(arguments: argparse.Namespace) -> RunSettings:
@@ -68,18 +73,42 @@ def run_settings(arguments: argparse.Namespace) -> RunSettings:
         out=arguments.out,
         replay=arguments.replay,
         script=script_settings(arguments),
+        gate=gate_settings(arguments),
+        baseline=baseline_setting(arguments),
+        page=arguments.page,
     )
+
+
+def gate_settings(arguments: argparse.Namespace) -> Gate:
+    """What the gate is asked to hold. By default there is no minimum, and what fails is `FAILING`."""
+    asked: dict[GatePhase, float | None] = {
+        "forward": arguments.min_forward_coverage, "backward": arguments.min_backward_coverage,
+    }  # fmt: skip
+    return Gate(
+        fail_on=arguments.fail_on or Gate().fail_on,
+        minimum={phase: value / 100 for phase, value in asked.items() if value is not None},
+        coverage_by=arguments.coverage_by,
+    )
+
+
+def baseline_setting(arguments: argparse.Namespace) -> Path | None:
+    """The baseline's file. Raises UserError where one is required and none is given."""
+    given: str | None = arguments.baseline or None
+    if given is None and arguments.require_baseline:
+        raise UserError("--require-baseline: there is no baseline; give a result.json with --baseline FILE")
+    if given == "auto" and not Path(given).exists():
+        raise UserError(
+            "--baseline auto: fetching one takes a token, which must not be where your code runs; fetch it before, "
+            "with symmem-check fetch baseline --out DIR, and give --baseline DIR/baseline.json"
+        )
+    return Path(given) if given is not None else None
 
 
 def script_settings(arguments: argparse.Namespace) -> ScriptSettings | None:
     """Settings of `--script`; None without it. Raises UserError for flags that don't go together."""
-    minimum: dict[GatePhase, float | None] = {
-        "forward": arguments.min_forward_coverage, "backward": arguments.min_backward_coverage,
-    }  # fmt: skip
     own = {
         "--steps": arguments.steps, "--warmup": arguments.warmup, "--timeout": arguments.timeout,
         "--keep-going": arguments.keep_going or None, "arguments after --": arguments.script_arguments or None,
-        "--min-forward-coverage": minimum["forward"], "--min-backward-coverage": minimum["backward"],
     }  # fmt: skip
     if arguments.script is None:
         if extra := [flag for flag, value in own.items() if value is not None]:
@@ -97,7 +126,6 @@ def script_settings(arguments: argparse.Namespace) -> ScriptSettings | None:
         warmup=arguments.warmup or SCRIPT_WARMUP,
         keep_going=arguments.keep_going,
         timeout=arguments.timeout or SCRIPT_TIMEOUT,
-        minimum={phase: value / 100 for phase, value in minimum.items() if value is not None},
     )
 
 
@@ -129,3 +157,15 @@ def percentage(text: str) -> float:
     if not 0 <= value <= 100:
         raise argparse.ArgumentTypeError(f"{text} is not between 0 and 100")
     return value
+
+
+def outcomes(text: str) -> tuple[Outcome, ...]:
+    """A list of outcomes that fail the gate, for argparse."""
+    allowed = [outcome for outcome in get_args(Outcome) if outcome != "pass"]
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in allowed:
+            raise argparse.ArgumentTypeError(f"{name!r} is no outcome that may fail; these are: {', '.join(allowed)}")
+    if not names:
+        raise argparse.ArgumentTypeError(f"names no outcome; these may fail: {', '.join(allowed)}")
+    return tuple(sorted({cast("Outcome", name) for name in names}))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from ..errors import UserError
 from ..launch import checks_folder
 from ..model import Collective, Coverage
 from ..plan import DEFAULT_CONFIGURATION, Case, Plan
-from ..result import FAILING, CaseResult, Environment, Outcome, Result, StartResult, SuiteName, Verdict
+from ..result import CaseResult, Environment, Result, StartResult, SuiteName, Verdict
 from ..runfolder import Lost, RankEnvironment, Record, RunFolder, Values
 from ..suite import GatePhase, Suite, SuiteCase
 from ..trace.collectives import read_collectives
@@ -22,6 +21,7 @@ from ..watch import NOT_RUN
 from .bandwidth import bandwidth_rows
 from .coverage import GATE_PHASES, added, coverage
 from .expectation import Seen, Trouble, judge_phase
+from .gate import verdict
 
 PROBES_ONLY = "machine and PyTorch build only, not your code"
 
@@ -60,16 +60,17 @@ def _configurations(plan: Plan) -> list[str]:
 
 
 def _result(suite: Suite, results: list[CaseResult], environment: Environment) -> Result:
-    return Result(
+    result = Result(
         version=__version__,
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         looks_at=PROBES_ONLY,
         suite=SuiteName(suite.name, _shown_path(Path(suite.path))),
-        verdict=verdict(results),
+        verdict=Verdict("unmeasured", "Not judged yet."),
         coverage=suite_coverage(results),
         cases=results,
         environment=environment,
     )
+    return msgspec.structs.replace(result, verdict=verdict(result))
 
 
 def _shown_path(path: Path) -> str:
@@ -284,43 +285,3 @@ def suite_coverage(results: Sequence[CaseResult]) -> dict[GatePhase, Coverage]:
                 shown = coverage(row for row in of_phase if row.kind in wanted)
             phases.setdefault(phase.phase, []).append(shown)
     return {phase: added(parts) for phase, parts in phases.items()}
-
-
-def verdict(results: Sequence[CaseResult], fail_on: frozenset[Outcome] = FAILING) -> Verdict:
-    """The verdict on all cases: fail if any outcome is in `fail_on`, unmeasured if none could be measured."""
-    phases = [(result, phase) for result in results for phase in result.phases]
-    outcomes = Counter(phase.outcome for _, phase in phases)
-    failing = [outcome for outcome in _WORST_FIRST if outcome in fail_on and outcomes[outcome]]
-    wanted = [phase for _, phase in phases if phase.expected == "symmetric"] or [phase for _, phase in phases]
-    # Controls alone prove nothing: without one phase that ought to be symmetric the check has not looked.
-    measured = any(phase.outcome not in ("unmeasured", "incapable") for phase in wanted)
-    if not measured and failing in ([], ["unmeasured"]):
-        why = next((result.trouble for result in results if result.trouble), "no collective was traced")
-        return Verdict("unmeasured", f"Nothing could be measured: {why}.")
-    if failing:
-        counted = ", ".join(f"{outcomes[outcome]} {_PLURAL[outcome]}" for outcome in failing)
-        first = next(
-            f"{result.id} {phase.phase}: {phase.message}"
-            for outcome in failing
-            for result, phase in phases
-            if phase.outcome == outcome
-        )
-        return Verdict("fail", f"Of {len(phases)} phases {counted}; first {first}.")
-    also = [
-        f"{outcomes[outcome]} {_PLURAL[outcome]}" for outcome in ("known", "fixed", "incapable") if outcomes[outcome]
-    ]
-    rest = f" ({', '.join(also)})" if also else ""
-    return Verdict("pass", f"All {len(phases)} phases are as expected{rest}.")
-
-
-_WORST_FIRST: tuple[Outcome, ...] = ("regressed", "error", "fail", "unmeasured", "known", "incapable", "fixed", "pass")
-_PLURAL: dict[Outcome, str] = {
-    "regressed": "regressed",
-    "error": "ended in an error",
-    "fail": "failed",
-    "unmeasured": "not measured",
-    "known": "with a known problem",
-    "incapable": "not possible on this machine",
-    "fixed": "with a known problem that is gone",
-    "pass": "passed",
-}

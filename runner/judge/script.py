@@ -21,6 +21,7 @@ from ..suite import GatePhase
 from ..trace.collectives import read_collectives
 from .coverage import GATE_PHASES, coverage, group_of
 from .expectation import kernels_seen
+from .gate import verdict
 from .run import read_environment
 from .script_cause import script_cause
 from .script_issuers import Issuer, issuers
@@ -102,7 +103,7 @@ def judge_script(folder: RunFolder, asked: ScriptResult) -> Result:
         number=0, cases=[], ended=end.ended if end else "died",
         message=end.message if end else "the run was ended from outside",
     )  # fmt: skip
-    result = _result(script, verdict(by_phase, asked.minimum, trouble), by_phase, environment)
+    result = _result(script, trouble, by_phase, environment)
     return msgspec.structs.replace(result, notes=notes, starts=[ended])
 
 
@@ -110,23 +111,24 @@ def unmeasured_script(asked: ScriptResult, ranks_per_gpu: int, why: str) -> Resu
     """The Result of a script that could not be started, for the reason `why`."""
     environment = Environment(ranks=asked.ranks, ranks_per_gpu=ranks_per_gpu, hosts=0)
     script = msgspec.structs.replace(asked, trouble=why)
-    return _result(script, verdict({}, asked.minimum, Trouble(False, why)), {}, environment)
+    return _result(script, Trouble(False, why), {}, environment)
 
 
 def _result(
-    script: ScriptResult, verdict: Verdict, by_phase: dict[GatePhase, Coverage], environment: Environment
+    script: ScriptResult, trouble: Trouble | None, by_phase: dict[GatePhase, Coverage], environment: Environment
 ) -> Result:
-    return Result(
+    result = Result(
         version=__version__,
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         looks_at=f"your script {Path(script.command[0]).name}",
         suite=SuiteName("script", script.command[0]),
-        verdict=verdict,
+        verdict=_failed(trouble) if trouble is not None else Verdict("unmeasured", "Not judged yet."),
         coverage=by_phase,
         cases=[],
         script=script,
         environment=environment,
     )
+    return msgspec.structs.replace(result, verdict=verdict(result))
 
 
 def _records(folder: RunFolder, case: Case) -> dict[int, ScriptRecord]:
@@ -248,7 +250,7 @@ def _fallen(found: Sequence[Call], steps: int, cause: Cause | None) -> Fallen:
     )
 
 
-# ---- the verdict -----------------------------------------------------------------------------------------------------
+# ---- coverage and verdict --------------------------------------------------------------------------------------------
 
 
 def gate_coverage(collectives: Iterable[Collective]) -> dict[GatePhase, Coverage]:
@@ -258,26 +260,7 @@ def gate_coverage(collectives: Iterable[Collective]) -> dict[GatePhase, Coverage
     return {gate: coverage(rows) for gate, rows in parts.items() if rows or (found and gate != "optimizer")}
 
 
-def verdict(
-    by_phase: Mapping[GatePhase, Coverage], minimum: Mapping[GatePhase, float], trouble: Trouble | None
-) -> Verdict:
-    """The verdict: without a minimum, a script passes that ran and was measured."""
-    if trouble is not None:
-        if trouble.fails:
-            return Verdict("fail", f"The script failed: {trouble.sentence}.")
-        return Verdict("unmeasured", f"Nothing could be measured: {trouble.sentence}.")
-    below = []
-    for phase, least in minimum.items():
-        ratio = by_phase[phase].ratio if phase in by_phase else None
-        if ratio is None or ratio < least:
-            below.append(f"{phase} coverage is {_percent(ratio)}, and {_percent(least)} is asked for")
-    if below:
-        return Verdict("fail", f"{'; '.join(below)}.".capitalize())
-    told = ", ".join(f"{phase} {_percent(found.ratio)}" for phase, found in by_phase.items() if phase != "optimizer")
-    asked = "as much as is asked for" if minimum else "no minimum is asked for"
-    return Verdict("pass", f"Coverage of your script: {told}; {asked}.")
-
-
-def _percent(ratio: float | None) -> str:
-    """Rounded down, so that 100 % means all."""
-    return "n/a (nothing eligible ran)" if ratio is None else f"{int(ratio * 1000 + 1e-9) / 10:g} %"
+def _failed(trouble: Trouble) -> Verdict:
+    if trouble.fails:
+        return Verdict("fail", f"The script failed: {trouble.sentence}.")
+    return Verdict("unmeasured", f"Nothing could be measured: {trouble.sentence}.")

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 from ..result import FAILING, CaseResult, PhaseResult, Result
 from . import words
-from .script_junit import below_minimum, script_cases
+from .script_junit import phases_that_fail, script_cases
 from .text import cut, issue_name, one_line
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def _verdict_case(result: Result) -> TestCase | None:
     from junit_xml import TestCase
 
     outcomes = {phase.outcome for case in result.cases for phase in case.phases}
-    if result.verdict.word == "pass" or outcomes & FAILING or below_minimum(result):
+    if result.verdict.word == "pass" or outcomes & FAILING or phases_that_fail(result):
         return None
     test = TestCase("verdict", "verdict")
     message = one_line(f"{result.verdict.word}: {result.verdict.sentence}", _MESSAGE)

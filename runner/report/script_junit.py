@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..judge.gate import below_minimum, ratio
 from ..result import Result
 from ..script_result import Fallen, ScriptResult
 from ..suite import GatePhase
@@ -15,20 +16,16 @@ if TYPE_CHECKING:
     from junit_xml import TestCase
 
 
-def below_minimum(result: Result) -> list[GatePhase]:
+def phases_that_fail(result: Result) -> list[GatePhase]:
     """The phases of a script's run that was measured and whose coverage is below what is asked for."""
-    script = result.script
-    if script is None or script.trouble is not None:
-        return []
-    ratios = {phase: found.ratio for phase, found in result.coverage.items()}
-    return [phase for phase, least in script.minimum.items() if (ratio := ratios.get(phase)) is None or ratio < least]
+    return [] if result.script is None or result.script.trouble is not None else below_minimum(result)
 
 
 def script_cases(result: Result, script: ScriptResult) -> list[TestCase]:
     """A test case for each phase that was traced or asked for; what went wrong as a whole is the verdict's."""
     from junit_xml import TestCase
 
-    below = below_minimum(result)
+    below = phases_that_fail(result)
     cases = []
     for phase in words.GATE_PHASES:
         if phase not in result.coverage and phase not in below:
@@ -36,8 +33,9 @@ def script_cases(result: Result, script: ScriptResult) -> list[TestCase]:
         fallen = [one for one in script.fallen if phase in (one.phase, _GATE.get(one.phase))]
         test = TestCase(f"{one_line(script.command[0], 200)} {phase}", "script", 0, stdout=_output(result, phase))
         if phase in below:
-            told = words.percent(result.coverage[phase].ratio) if phase in result.coverage else "n/a"
-            message = f"fail: coverage {told}, and {words.percent(script.minimum[phase])} is asked for"
+            by = result.gate.coverage_by
+            told = f"{words.percent(ratio(result.coverage.get(phase), by))} by {by}"
+            message = f"fail: coverage {told}, and {words.percent(result.gate.minimum[phase])} is asked for"
             test.add_failure_info(message, "\n".join([message, *map(_line, fallen), *_causes(script)]), "fail")
         cases.append(test)
     return cases

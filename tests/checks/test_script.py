@@ -41,7 +41,7 @@ class Ran(NamedTuple):
 
 def run(out: Path, script: Path | str, *arguments: str, **settings) -> Ran:
     """Run a script on two ranks on the CPU; `settings` are those of ScriptSettings that differ."""
-    options = {"steps": 2, "warmup": 3, "keep_going": False, "timeout": 120.0, "minimum": {}} | settings
+    options = {"steps": 2, "warmup": 3, "keep_going": False, "timeout": 120.0} | settings
     folder = RunFolder(out / "run")
     folder.path.mkdir(parents=True)
     mark = uuid.uuid4().hex

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from xml.etree import ElementTree
 
 import pytest
@@ -13,14 +13,16 @@ from rich.console import Console
 
 from runner.cli import main
 from runner.errors import UserError
+from runner.judge.gate import gated
 from runner.judge.script import judge_script
 from runner.plan import Case, Plan, write_plan
 from runner.report.junit import junit_xml
 from runner.report.markdown import summary_markdown
 from runner.report.terminal import print_run_table
-from runner.result import Result, read_result, write_result
+from runner.result import Gate, Result, read_result, write_result
 from runner.runfolder import RunFolder
 from runner.script_result import ScriptResult
+from runner.suite import GatePhase
 
 H200 = Path(__file__).resolve().parents[1] / "data" / "traces" / "h200"
 POOL = {"set_up": "script", "allocator": "register_mem_pool", "segments": 3, "registered": "symmetric"}
@@ -50,12 +52,13 @@ def end(out: Path, ended: str, message: str | None = None) -> None:
     (out / "starts/0/end.json").write_text(json.dumps({"exit_status": status, "ended": ended, "message": message}))
 
 
-def asked(**minimum: float) -> ScriptResult:
-    return ScriptResult(command=["train.py", "--lr", "1"], ranks=2, steps=STEPS, warmup=3, minimum=minimum)
+def asked() -> ScriptResult:
+    return ScriptResult(command=["train.py", "--lr", "1"], ranks=2, steps=STEPS, warmup=3)
 
 
 def judged(out: Path, name: str, changes: dict[str, Any] | None = None, **minimum: float) -> Result:
-    return judge_script(folder_of(out, name, **(changes or {})), asked(**minimum))
+    result = judge_script(folder_of(out, name, **(changes or {})), asked())
+    return gated(result, Gate(minimum=cast("dict[GatePhase, float]", minimum)))
 
 
 def test_a_backward_that_lost_the_pool_is_told_with_the_op_that_issued_it(tmp_path: Path) -> None:
