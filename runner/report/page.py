@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..comparison import CHANGES, Change, Difference
 from ..errors import UserError
+from ..judge.bandwidth import conclusion, size_name
 from ..model import Amount, Coverage
 from ..result import CaseResult, Outcome, PhaseResult, Result
 from ..suite import GatePhase
@@ -31,6 +33,10 @@ SIGNS: dict[Outcome, str] = {
     "pass": "✓",
 }  # fmt: skip
 """A sign for each outcome, so that none is told by colour alone."""
+
+CHANGE_SIGNS: dict[Change, str] = {
+    "regressed": "↓", "unmeasured": "?", "removed": "–", "changed": "≠", "new": "+", "improved": "↑",
+}  # fmt: skip
 
 LETTERS: dict[str, tuple[str, str]] = {
     "nccl-symmetric": ("S", "NCCL symmetric kernel"), "nccl-copy-engine": ("C", "NCCL copy engine (symmetric)"),
@@ -83,6 +89,9 @@ def page_html(result: Result) -> str:
             outcomes=_outcomes(result),
             pools=_pools(result),
             opened=_worth_opening(result, timelines),
+            differences=_differences(result),
+            **_bandwidth(result),
+            change_signs=CHANGE_SIGNS,
             letters=LETTERS,
             signs=SIGNS,
             script=script,
@@ -129,7 +138,7 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     templates.filters |= {
-        "amount": _bytes,
+        "amount": size_name,
         "by_phase": _by_phase,
         "cut": functools.partial(_lines, limit=_DETAIL),
         "facts": lambda case: list(_facts(case)),
@@ -183,6 +192,20 @@ def _outcomes(result: Result) -> list[tuple[Outcome, int]]:
     return [(outcome, found[outcome]) for outcome in words.WORST_FIRST if found[outcome]]
 
 
+def _differences(result: Result) -> list[Difference]:
+    """What differs from the baseline, the worst first."""
+    found = result.baseline.differences if result.baseline is not None else []
+    return sorted(found, key=lambda one: CHANGES.index(one.change))
+
+
+def _bandwidth(result: Result) -> dict[str, Any]:
+    """What was measured of time and bandwidth, where that means something, and a sentence for each kind."""
+    alone = result.environment.ranks_per_gpu == 1
+    rows = [row for case in result.cases for row in case.bandwidth] if alone else []
+    told = (conclusion(kind, rows) for kind in dict.fromkeys(row.kind for row in rows))
+    return {"bandwidth": rows, "conclusions": [sentence for sentence in told if sentence]}
+
+
 def _pools(result: Result) -> list[str]:
     """The pool set-ups of the cases, in their order."""
     return list(dict.fromkeys(str(case.axes["pool"]) for case in result.cases if "pool" in case.axes))
@@ -205,7 +228,7 @@ def _worth_opening(result: Result, timelines: list[Any]) -> int | None:
 def _facts(case: CaseResult) -> Iterator[tuple[str, str]]:
     """What is known of a case beside its phases, as name and value."""
     for name, value in case.axes.items():
-        yield name, _bytes(value) if name == "size" and isinstance(value, int) else str(value)
+        yield name, size_name(value) if name == "size" and isinstance(value, int) else str(value)
     if case.configuration != "default":
         yield "configuration", case.configuration
     if case.pool is not None:
@@ -217,15 +240,3 @@ def _facts(case: CaseResult) -> Iterator[tuple[str, str]]:
         yield "values", f"{case.values.wrong} of {case.values.checked} wrong"
     if case.seconds is not None:
         yield "took", f"{case.seconds:.1f} s"
-
-
-def _bytes(number: int | None) -> str:
-    """A number of bytes in the largest binary unit that keeps it above 1, with at most one decimal."""
-    if number is None:
-        return "unknown"
-    size = float(number)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024:
-            return f"{size:.4g} {unit}"
-        size /= 1024
-    return f"{size:.4g} TiB"

@@ -41,7 +41,7 @@
         "aria-label": `Timeline of ${this.name}`, "aria-describedby": hint,
       });
       this.told = html("div", { class: "told", "aria-live": "polite" });
-      this.hint = html("p", { class: "hint", id: hint }, "Point at a collective, or come here with the Tab key and go "
+      this.hint = html("p", { class: "hint", id: hint }, "Point at a collective or tap it, or come here with the Tab key and go "
         + "along with the arrow keys; plus and minus zoom, 0 shows the whole step.");
       this.told.append(html("p", { class: "hint" }, this.hint.textContent));
       this.hint.className = "unseen";
@@ -210,13 +210,13 @@
 
     drawAxis(picture, bottom) {
       const [from, to] = this.view;
-      const rough = (to - from) / Math.max(this.room / 90, 1);
-      const power = 10 ** Math.floor(Math.log10(rough));
+      const rough = (to - from) / Math.max(this.room / 75, 1), power = 10 ** Math.floor(Math.log10(rough));
       const step = Math.max(1, [1, 2, 5, 10].find((times) => times * power >= rough) * power);
       for (let at = Math.ceil(from / step) * step; at <= to; at += step) {
         const x = this.x(at);
         picture.prepend(svg("line", { x1: x, x2: x, y1: AXIS - 5, y2: bottom, class: "tick" }));
-        if (x + 48 < this.width) picture.append(svg("text", { x: x + 3, y: 11 }, time(Math.round(at))));
+        const label = time(Math.round(at));
+        if (x + 3 + label.length * 6.5 < this.width) picture.append(svg("text", { x: x + 3, y: 11 }, label));
       }
     }
 

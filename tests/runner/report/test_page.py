@@ -15,12 +15,13 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
+from runner.comparison import Changed, ChangedExpectation, Comparison, Difference, PerStep
 from runner.errors import UserError
 from runner.report import page_timeline
 from runner.report.page import page_html, write_page
 from runner.report.page_timeline import timeline
 from runner.report.text import is_issue_url
-from runner.result import Result
+from runner.result import BandwidthRow, Gate, Result
 from runner.script_result import Fallen, ScriptResult, ScriptRow
 
 from .factory import CAUSE, GENERAL, ISSUE, case, coverage, filled_with, first_light, harmful, kernel, phase, result
@@ -123,12 +124,12 @@ def test_the_script_section() -> None:
     )  # fmt: skip
     script = ScriptResult(
         command=["train.py", "--big"], ranks=8, steps=3, warmup=2, rows=[row], fallen=[fallen], more_fallen=7,
-        minimum={"backward": 0.9}, trouble="it raised", detail="ValueError: no",
+        trouble="it raised", detail="ValueError: no",
     )  # fmt: skip
     document = page_html(result(script=script))
     told = section(document, "script")
     assert "train.py --big" in told and "3 steps traced on each of 8 ranks" in told
-    assert "At least 90 % backward was asked for." in told and "it raised" in told and "ValueError: no" in told
+    assert "it raised" in told and "ValueError: no" in told
     rows, fell_back = (
         [text_of(cell) for cell in table.xpath("./tbody/tr/td")]
         for table in parsed(document).xpath("//section[@aria-labelledby='script']//table")
@@ -137,6 +138,41 @@ def test_the_script_section() -> None:
     assert fell_back[:3] == ["4096", "4", "1024"] and fell_back[6:] == ["ReduceBackward", "model.layers.0", CAUSE.name]
     assert "and 7 more, in result.json" in told and f"Do this: {CAUSE.mend}" in told
     assert 'aria-labelledby="cases"' not in document
+
+
+def test_the_baseline_section_has_the_worst_first() -> None:
+    few, all_four = PerStep(0, 4, 0, 0), PerStep(4, 0, 0, 0)
+    base = Comparison(
+        file="old/result.json", created="2026-11-01T00:00:00+00:00", coverage={"backward": coverage(8)}, same=1,
+        versions=[Changed("PyTorch", "2.10.0", "2.11.0")], notes=["counted a step"],
+        expectations=[ChangedExpectation(case="a", phase="forward", before="symmetric", after=None)],
+        differences=[
+            Difference(change="new", case="b", phase="forward", before=None, after=all_four, sentence="is new"),
+            Difference(change="regressed", case="a", phase="backward", before=all_four, after=few, sentence="fell"),
+        ],
+    )  # fmt: skip
+    gate = Gate(minimum={"backward": 0.9})
+    document = page_html(result(baseline=base, gate=gate, coverage={"backward": coverage(4, 4)}))
+    told = section(document, "baseline")
+    assert "Compared with old/result.json, made 2026-11-01T00:00:00+00:00" in told and "1 place is as before." in told
+    assert told.index("↓ regressed a backward fell") < told.index("+ new b forward is new")
+    assert "Also changed: PyTorch 2.10.0 → 2.11.0." in told and "counted a step" in told
+    assert "which excuses nothing: a forward: symmetric → not judged." in told
+    counts = section(document, "coverage")
+    assert "4 of 8 calls; the baseline had 100 %; at least 90 % by calls was asked for" in counts
+    apart = Comparison(file="old", incomparable=["2 ranks, not 8"])
+    assert "can't be compared: 2 ranks, not 8" in section(page_html(result(baseline=apart)), "baseline")
+
+
+def test_bandwidth_is_told_only_where_ranks_share_no_gpu() -> None:
+    row = BandwidthRow(
+        kind="all_reduce", bytes=2**29, symmetric_us=150.0, general_us=100.0, symmetric_gbps=200.0, general_gbps=300.0
+    )
+    own = msgspec.structs.replace(first_light().environment, ranks_per_gpu=1)
+    measured = case("bandwidth", phase("forward", symmetric=1), bandwidth=[row])
+    told = section(page_html(result(measured, environment=own)), "bandwidth")
+    assert "512 MiB" in told and "150.0" in told and "it costs at every size" in told
+    assert 'id="bandwidth"' not in page_html(result(measured))
 
 
 def test_the_policy_allows_the_pages_own_style_and_scripts_only() -> None:
@@ -166,6 +202,31 @@ def test_nothing_is_asked_for_from_elsewhere() -> None:
     assert not page.xpath("//@style") and "@import" not in style
 
 
+def everywhere(text: str) -> Result:
+    """A Result with `text` wherever one can stand, in its collectives, its script and its baseline too."""
+    found = filled_with(text)
+    one = collective(kernel=text, why=text, group=text, dtype=text, algorithm=text)
+    axes: dict[str, str | int] = {"pool": text, "op": text}
+    cases = [
+        msgspec.structs.replace(case, collectives=[one], axes=axes, witness=[text], configuration=text)
+        for case in found.cases
+    ]
+    key: dict[str, Any] = {"phase": "backward", "kind": "all_reduce", "group": text, "group_size": 8, "dtype": text}
+    row = ScriptRow(**key, calls_per_step=1.0, coverage=coverage(1, 1), kernels=found.cases[0].phases[0].kernels)
+    cause = found.cases[0].phases[0].cause
+    fallen = Fallen(**key, bytes=1, calls_per_step=1.0, op=text, module=text, kernel=text, cause=cause)
+    script = ScriptResult(
+        command=[text, text], ranks=2, steps=1, warmup=2, rows=[row], fallen=[fallen], trouble=text, detail=text
+    )
+    amount = PerStep(1, 0, 0, 0)
+    base = Comparison(
+        file=text, version=text, created=text, incomparable=[text], versions=[Changed(text, text, text)], notes=[text],
+        expectations=[ChangedExpectation(case=text, phase="forward", before=text, after=text)],
+        differences=[Difference(change="new", **key, case=text, before=amount, after=None, sentence=text)],
+    )  # fmt: skip
+    return msgspec.structs.replace(found, cases=cases, script=script, baseline=base)
+
+
 def shape(document: str) -> set[tuple[str, ...]]:
     """Every element of a page with the names of its attributes; and its links."""
     return {(str(one.tag), *sorted(one.attrib)) for one in parsed(document).iter()}
@@ -174,17 +235,9 @@ def shape(document: str) -> set[tuple[str, ...]]:
 @settings(deadline=None, max_examples=60)
 @given(harmful.filter(lambda text: not is_issue_url(text)))
 def test_no_text_becomes_markup(text: str) -> None:
-    def with_text(text: str) -> Result:
-        found = filled_with(text)
-        one = collective(kernel=text, why=text, group=text, dtype=text, algorithm=text)
-        cases = [
-            msgspec.structs.replace(case, collectives=[one], axes={"pool": text, "op": text}) for case in found.cases
-        ]
-        return msgspec.structs.replace(found, cases=cases)
-
-    document = page_html(with_text(text))
+    document = page_html(everywhere(text))
     # Empty text leaves some elements out; none may come in.
-    assert shape(document) <= shape(page_html(with_text("plain")))
+    assert shape(document) <= shape(page_html(everywhere("plain")))
     assert document.encode("utf-8")
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", document)
     assert len(re.findall(r"(?i)</script", document)) == 4
