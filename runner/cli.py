@@ -198,8 +198,8 @@ def _add_fetch(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "fetch",
         help="on GitHub: fetch the result of another run",
         description="Fetch a result that another run left as an artifact: `baseline`, the newest complete one of the "
-        "base branch, or `result`, that of the run that a workflow_run event is about. Prints the file's path. The token "
-        "is taken from GITHUB_TOKEN, and belongs in a step of its own, apart from the code under test.",
+        "base branch, or `result`, that of the run that a workflow_run event is about. Prints the file's path. The "
+        "token is taken from GITHUB_TOKEN, and belongs in a step of its own, apart from the code under test.",
     )
     fetch.add_argument("what", choices=("baseline", "result"))
     fetch.add_argument("--out", metavar="DIR", type=Path, default=Path(), help="where to (default: here)")

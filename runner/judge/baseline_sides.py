@@ -87,8 +87,12 @@ def _entries(case: CaseResult, judged: set[tuple[str, GatePhase]]) -> Iterable[t
 
 
 def steps_of(collectives: Iterable[Collective]) -> int:
-    """In how many steps of a case collectives ran; 1 where none of them tells."""
-    return len({row.step for row in collectives if row.step is not None}) or 1
+    """In how many steps collectives ran, on the rank with the most; 1 where none of them tells."""
+    steps: dict[int | None, set[int]] = {}
+    for row in collectives:
+        if row.step is not None:
+            steps.setdefault(row.rank, set()).add(row.step)
+    return max(map(len, steps.values()), default=1)
 
 
 def _expected(phase: PhaseResult) -> str:

@@ -9,6 +9,7 @@ from ..suite import GatePhase
 from . import words
 from .collectives import print_collectives_table, write_collectives_csv
 from .columns import columns, console_for
+from .comparison import print_comparison
 from .script import print_script
 from .text import issue_name, one_line
 
@@ -38,6 +39,8 @@ def print_run_table(result: Result, file: TextIO | Console | None = None) -> Non
         _print_table(console, result)
     if result.script is not None:
         print_script(console, result.script)
+    if result.baseline is not None:
+        print_comparison(result.baseline, console)
     for told in words.to_tell(result):
         _print(
             console, _sentence(told, result), style=_style(told.phase.outcome) if told.phase.outcome in _LOUD else ""
@@ -47,7 +50,9 @@ def print_run_table(result: Result, file: TextIO | Console | None = None) -> Non
     for phase in words.GATE_PHASES:
         if phase in result.coverage:
             found = result.coverage[phase]
-            _print(console, f"coverage {phase}: {words.percent(found.ratio)} ({words.coverage_counts(found)})")
+            before = result.baseline.coverage.get(phase) if result.baseline is not None else None
+            was = f"; the baseline had {words.percent(before.ratio)}" if before is not None else ""
+            _print(console, f"coverage {phase}: {words.percent(found.ratio)} ({words.coverage_counts(found)}{was})")
     verdict = result.verdict
     _print(console, f"verdict: {verdict.word}: {one_line(verdict.sentence)}", style=_style(verdict.word))
 
