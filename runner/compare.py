@@ -7,11 +7,11 @@ from pathlib import Path
 
 from .comparison import Comparison
 from .errors import Unmeasured, UserError
-from .judge.baseline import Side, compare
+from .judge.baseline import compare
 from .judge.baseline_sides import side_of_traces, why_no_baseline, why_not_comparable
 from .judge.gate import compare_results
 from .result import Result, read_result
-from .traces import printable, read_traces
+from .traces import Traces, printable, read_traces
 
 _HEAD = 64 * 2**10
 """Bytes; a result names its tool in its first lines."""
@@ -33,7 +33,7 @@ def compare_files(base: str, head: str, warn: Callable[[str], None]) -> Comparis
     if any(results):
         result, other = (base, head) if results[0] else (head, base)
         raise UserError(f"{printable(result)} is a result and {printable(other)} is none; compare two of the same")
-    return compare(_traces(base, warn), _traces(head, warn))
+    return _compare_traces(base, head, warn)
 
 
 def is_result(path: str) -> bool:
@@ -62,11 +62,20 @@ def read_baseline(path: Path | None) -> Result | None:
     return result
 
 
-def _traces(pattern: str, warn: Callable[[str], None]) -> Side:
+def _compare_traces(base: str, head: str, warn: Callable[[str], None]) -> Comparison:
+    before, after = _traces(base, warn), _traces(head, warn)
+    if len(before.files) != len(after.files):
+        # Not incomparable, which fails nothing: a trace that went missing must not pass.
+        counts = f"{printable(base)} has {len(before.files)} traces and {printable(head)} has {len(after.files)}"
+        raise UserError(f"{counts}; give those of the same ranks")
+    return compare(side_of_traces(before, printable(base)), side_of_traces(after, printable(head)))
+
+
+def _traces(pattern: str, warn: Callable[[str], None]) -> Traces:
     """Read the traces of one side. All must be readable: a missing rank would look like a change."""
     traces = read_traces([pattern], warn)
     if traces.errors:
         raise UserError(f"{traces.errors[0].file}: {traces.errors[0].message}")
     if not any(file.collectives for file in traces.files):
         raise Unmeasured(f"{printable(pattern)}: no collective was found, so there is nothing to compare")
-    return side_of_traces(traces, printable(pattern))
+    return traces

@@ -130,7 +130,7 @@ def side_of_traces(traces: Traces, name: str) -> Side:
         stepless += not rows and bool(file.collectives)
         _add(entries, rows or file.collectives)
     sizes = {file.world_size for file in traces.files if file.world_size is not None}
-    machine = {"traces": str(len(traces.files))} | ({"ranks": " or ".join(map(str, sorted(sizes)))} if sizes else {})
+    machine = {"ranks": " or ".join(map(str, sorted(sizes)))} if sizes else {}
     notes = f"{name}: {stepless} of {len(traces.files)} traces have no ProfilerStep and count as one step each"
     return Side(
         file=name,

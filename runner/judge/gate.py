@@ -186,7 +186,7 @@ def _beside(result: Result) -> list[str]:
     if found is None:
         return []
     if found.incomparable:
-        return [f"not compared with the baseline, since the machines differ: {'; '.join(found.incomparable)}"]
+        return [f"not comparable with the baseline: {'; '.join(found.incomparable)}"]
     removed = sum(difference.change == "removed" for difference in found.differences)
     told = [f"{removed} of the baseline no longer there"] if removed else []
     return ["nothing regressed against the baseline", *told] if not found.regressed else told

@@ -64,7 +64,7 @@ def beside(comparison: Comparison) -> list[str]:
 def summary(comparison: Comparison) -> str:
     """`1 regressed, 2 new, 13 as they were`, or why nothing was compared."""
     if comparison.incomparable:
-        return f"incomparable, since the machines differ: {'; '.join(comparison.incomparable)}"
+        return f"incomparable: {'; '.join(comparison.incomparable)}"
     found = Counter(difference.change for difference in comparison.differences)
     told = [f"{found[change]} {change}" for change in CHANGES if found[change]]
     return ", ".join([*told, f"{comparison.same} as {'it was' if comparison.same == 1 else 'they were'}"])
