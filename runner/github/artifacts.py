@@ -96,14 +96,15 @@ def base_branch(settings: GithubSettings) -> str:
 
 def _candidates(client: Client, settings: GithubSettings, branch: str, workflow: str) -> Iterator[Artifact]:
     """The artifacts that may be a baseline, newest first, each with its run looked at."""
-    runs: dict[int, WorkflowRun] = {}
+    runs: dict[int, WorkflowRun | None] = {}
     for artifact in _newest_first(client, settings, branch):
         run_id = artifact.workflow_run.id if artifact.workflow_run else None
         if run_id is None or run_id == settings.run_id:
             continue
         if run_id not in runs:
-            runs[run_id] = client.get(f"/repos/{settings.repository}/actions/runs/{run_id}", WorkflowRun)
-        if _may_be_baseline(runs[run_id], branch, workflow):
+            runs[run_id] = _run(client, settings, run_id)
+        run = runs[run_id]
+        if run is not None and _may_be_baseline(run, branch, workflow):
             yield artifact
 
 
@@ -165,11 +166,20 @@ def _may_be_baseline(run: WorkflowRun, branch: str, workflow: str) -> bool:
 def _own_workflow(client: Client, settings: GithubSettings) -> str:
     if not settings.run_id:
         raise UserError("which workflow this is can't be told; set GITHUB_WORKFLOW_REF, as GitHub Actions does")
-    try:
-        run = client.get(f"/repos/{settings.repository}/actions/runs/{settings.run_id}", WorkflowRun)
-    except ApiError as error:
-        raise (_forbidden(error) if error.status in (401, 403, 404) else error) from None
+    run = _run(client, settings, settings.run_id)
+    if run is None:
+        raise UserError(f"GitHub does not know run {settings.run_id}; set GITHUB_RUN_ID, as GitHub Actions does")
     return run.path.partition("@")[0]
+
+
+def _run(client: Client, settings: GithubSettings, number: int) -> WorkflowRun | None:
+    """A run; None where it was deleted."""
+    try:
+        return client.get(f"/repos/{settings.repository}/actions/runs/{number}", WorkflowRun)
+    except ApiError as error:
+        if error.status == 404:
+            return None
+        raise (_forbidden(error) if error.status in (401, 403) else error) from None
 
 
 def _fetch(client: Client, settings: GithubSettings, artifact: Artifact, to: Path) -> Result:
