@@ -51,14 +51,22 @@ def result_file(path: Path) -> Path:
     return path / "result.json" if path.is_dir() else path
 
 
-def read_baseline(path: Path | None) -> Result | None:
-    """Read the result to compare with; None for None. Raises UserError for one that can't be a baseline."""
+def read_baseline(path: Path | None, *, of_script: bool | None = None) -> Result | None:
+    """Read the result to compare with; None for None. Raises UserError for one that can't be a baseline.
+
+    `of_script` says whether it has to be of a script or of a suite, so that a wrong one is told before a long run.
+    """
     if path is None:
         return None
     file = result_file(path)
     result = read_result(file)
     if (why := why_no_baseline(result)) is not None:
         raise UserError(f"{file}: {why}, so it is no baseline; give the result.json of a whole run")
+    if of_script is not None and of_script != (result.script is not None):
+        kinds = ("a suite", "a script")
+        raise UserError(
+            f"{file}: is of {kinds[not of_script]}, and this run is of {kinds[of_script]}; give another one"
+        )
     return result
 
 

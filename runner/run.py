@@ -37,7 +37,7 @@ def run(settings: RunSettings, tell: Callable[[str], None]) -> Result:
     SIGTERM and SIGHUP end the ranks; then what was done is judged and written, and Interrupted is raised.
     """
     suite = load_suite(settings.suite).select(settings.only)
-    baseline = read_baseline(settings.baseline)
+    baseline = read_baseline(settings.baseline, of_script=False)
     if settings.replay:
         return finish(replay(suite), settings, baseline)
     prepare(settings.out)

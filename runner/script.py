@@ -46,7 +46,7 @@ def run_script(settings: RunSettings, script: ScriptSettings, tell: Callable[[st
 
     `tell` takes progress, a line at a time. Raises UserError for what the caller has to change first.
     """
-    baseline = read_baseline(settings.baseline)
+    baseline = read_baseline(settings.baseline, of_script=True)
     prepare(settings.out)
     began = time.monotonic()
     facts = describe_python(settings.python)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ..errors import UserError
+from ..judge.baseline_sides import why_no_baseline
 from ..result import LARGEST_RESULT, Result, read_result
 from .archive import extract_result
 from .client import ApiError, Client, Clock
@@ -111,7 +112,8 @@ def _candidates(client: Client, settings: GithubSettings, branch: str, workflow:
 def _take(client: Client, settings: GithubSettings, artifact: Artifact, path: Path) -> str | None:
     """Fetch an artifact's result; None, or why it is no baseline. Raises UserError where none could be had."""
     try:
-        return _incomplete(_fetch(client, settings, artifact, path))
+        why = why_no_baseline(_fetch(client, settings, artifact, path))
+        return f"it {why}" if why else None
     except ApiError as error:
         if error.status in (401, 403):
             raise _forbidden(error) from None
@@ -195,17 +197,6 @@ def _fetch(client: Client, settings: GithubSettings, artifact: Artifact, to: Pat
         return read_result(to)
     finally:
         archive.unlink(missing_ok=True)
-
-
-def _incomplete(result: Result) -> str | None:
-    """Why a result can't be a baseline, or None."""
-    if result.replay:
-        return "it is a replay of the recorded run"
-    if result.verdict.word in ("unmeasured", "no-capacity"):
-        return f"its verdict is {result.verdict.word}"
-    if any(start.ended == "stopped" for start in result.starts):
-        return "its run was interrupted"
-    return None
 
 
 def _forbidden(error: ApiError) -> UserError:

@@ -26,7 +26,7 @@ def why_no_baseline(result: Result) -> str | None:
     Its verdict bears on that only where nothing was measured: a run that failed tells as well what ran.
     """
     if result.replay:
-        return "judges the recorded run that ships with symmem-check, which is no run of yours"
+        return "is a replay of the recorded run that ships with symmem-check"
     if any(start.ended == "stopped" for start in result.starts) or any(
         case.trouble == NOT_RUN for case in result.cases
     ):
@@ -39,7 +39,7 @@ def why_not_comparable(result: Result) -> str | None:
     if result.script is not None and result.script.trouble is not None:
         return f"is of a script that did not come to its end ({result.script.trouble})"
     if result.verdict.word in ("unmeasured", "no-capacity"):
-        return f"has nothing measured ({result.verdict.sentence.removesuffix('.')})"
+        return f"has the verdict {result.verdict.word} ({result.verdict.sentence.removesuffix('.')})"
     return None
 
 

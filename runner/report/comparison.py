@@ -23,8 +23,7 @@ def print_comparison(comparison: Comparison, file: TextIO | Console | None = Non
     console = console_for(file)
     if comparison.differences:
         rows = [
-            [found.change, one_line(found.place), *_cells(found.before, found.after)]
-            for found in comparison.differences
+            [found.change, one_line(found.place), *cells(found.before, found.after)] for found in comparison.differences
         ]
         lines = columns([list(TITLES), *rows])
         lines[0].stylize("bold")
@@ -46,7 +45,7 @@ def _print(console: Console, line: str, style: str = "") -> None:
     console.print(Text(one_line(line, 4000), style=style), soft_wrap=True)
 
 
-def _cells(before: PerStep | None, after: PerStep | None) -> list[str]:
+def cells(before: PerStep | None, after: PerStep | None) -> list[str]:
     """`6 → 0`, or `6` where it is the same, for each of the four groups; `-` where it is missing or not measured."""
     names = PerStep.__struct_fields__
     then = [f"{getattr(before, name):g}" if before is not None else "-" for name in names]

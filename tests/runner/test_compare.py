@@ -198,4 +198,4 @@ def test_a_head_where_nothing_was_measured_is_no_success(
     )
     base, head = saved(tmp_path / "base.json", recorded), saved(tmp_path / "head.json", nothing)
     status, _, told = compared(capsys, base, head)
-    assert (status, "has nothing measured (Nothing: no GPU)" in told) == (3, True)
+    assert (status, "has the verdict unmeasured (Nothing: no GPU)" in told) == (3, True)

@@ -266,7 +266,7 @@ def test_which_results_are_no_baseline(folder: Path, recorded: Result) -> None:
     assert failed.verdict.word == "fail" and why_no_baseline(failed) is None
     replay = msgspec.structs.replace(recorded, replay=True)
     assert "recorded run" in (why_no_baseline(replay) or "")
-    assert "nothing measured (Nothing could be measured: no GPU)" in (
+    assert "the verdict unmeasured (Nothing could be measured: no GPU)" in (
         why_no_baseline(unmeasured_run(suite, 2, 1, "no GPU")) or ""
     )
     (folder / "starts/0/end.json").write_text('{"exit_status": -15, "ended": "stopped", "message": "by SIGTERM"}')

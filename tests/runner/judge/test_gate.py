@@ -226,7 +226,7 @@ def test_a_baseline_that_is_none_is_refused(
 def test_a_replay_is_refused_as_a_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--replay", "--out", str(tmp_path / "first")]) == 0
     assert main(["run", "--replay", "--out", str(tmp_path / "out"), "--baseline", str(tmp_path / "first")]) == 2
-    assert "first/result.json: judges the recorded run that ships with symmem-check" in capsys.readouterr().err
+    assert "first/result.json: is a replay of the recorded run that ships with symmem-check" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("outcomes", ["pass", "regressed,no-such", " , "])
@@ -268,3 +268,20 @@ def test_report_and_fetch_on_github_need_a_token(
     for arguments in (["report", str(tmp_path / "out"), "--comment"], ["fetch", "baseline", "--out", str(tmp_path)]):
         assert main(arguments) == 2
         assert "no token for GitHub" in capsys.readouterr().err
+
+
+def test_a_baseline_of_the_other_kind_is_refused_before_anything_runs(
+    baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "script.json"
+    write_result(script(symmetric=4), own)
+    training = tmp_path / "train.py"
+    training.write_text("raise SystemExit('this must not run')")
+    cases = [
+        (["--replay", "--baseline", str(own)], "is of a script, and this run is of a suite"),
+        (["--script", str(training), "--baseline", str(baseline)], "is of a suite, and this run is of a script"),
+    ]
+    for arguments, told in cases:
+        assert main(["run", "--out", str(tmp_path / "out"), *arguments]) == 2
+        assert told in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()
