@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..model import Coverage
 from ..result import FAILING, CaseResult, KernelSeen, PhaseResult, Result
 from ..suite import GatePhase
-from . import limits, script, words
+from . import comparison, limits, script, words
 from .text import Markdown, code, fence, issue_link, markdown
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def summary_markdown(result: Result, *, glossary: str = GLOSSARY) -> str:
     `glossary` is where the words are explained, as a link that works where the summary is shown. What GitHub would not
     take is left out, the least important first, and the summary says so.
     """
-    more = {
+    more: dict[str, Any] = {
         "details": [case for case in result.cases if case.detail],
         "controls": list(_controls(result)),
         "kernels": list(_kernels(result)),
@@ -53,11 +53,11 @@ def comment_markdown(
     if fork:
         about += " The result was made by the fork's own code."
     where = f"the summary of {run} has all of it"
-    document = _document(result, glossary, folded=True, marker=Markdown(marker), comment=Markdown(about))
+    document = _document(result, glossary, fold=True, marker=Markdown(marker), comment=Markdown(about))
     return limits.fitted(document, limits.COMMENT_LIMIT, limits.characters, where)
 
 
-def _document(result: Result, glossary: str | None, **more: Any) -> str:
+def _document(result: Result, glossary: str | None, *, fold: bool = False, **more: Any) -> str:
     """The rendered template, still with the marks of limits.py."""
     from ..judge.bandwidth import conclusion, size_name
 
@@ -75,7 +75,8 @@ def _document(result: Result, glossary: str | None, **more: Any) -> str:
         "size_name": size_name,
         "words": words,
         "script_words": script,
-        "folded": False,
+        "comparison": comparison,
+        "tables": _tables(result, fold),
         "marker": None,
         "comment": None,
         "details": [],
@@ -83,6 +84,22 @@ def _document(result: Result, glossary: str | None, **more: Any) -> str:
         "kernels": [],
     }
     return _templates().get_template("summary.md.j2").render(common | more)
+
+
+def _tables(result: Result, fold: bool) -> list[tuple[str | None, list[CaseResult]]]:
+    """The cases in tables, each with the title it is folded under: what changed or fails stays open, on top.
+
+    Without a baseline to tell what changed, all are shown, unless `fold` asks for those only that fail.
+    """
+    compared = result.baseline is not None and not result.baseline.incomparable
+    if not compared and not fold:
+        return [(None, result.cases)]
+    changed = {found.case for found in result.baseline.differences} if result.baseline is not None else set()
+    top = [case for case in result.cases if case.id in changed or not _weight(case)]
+    rest = [case for case in result.cases if case.id not in changed and _weight(case)]
+    number = f"{len(rest)} case{'s' * (len(rest) != 1)}"
+    title = f"{number} as before" if compared else f"All {number}" if not top else f"{number} more"
+    return [(None, top), (title, rest)]
 
 
 @functools.cache

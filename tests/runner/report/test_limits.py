@@ -99,7 +99,10 @@ def whole(text: str) -> None:
     """Assert that every tag, fence and table in it is whole."""
     fences = re.sub(r"(?ms)^(`{3,})text\n.*?^\1$", "", text)
     assert "```" not in fences
-    assert fences.count("<details>") == fences.count("</details>") == fences.count("<summary>")
+    tokens = [part for token in parsed(text) for part in [token, *(token.children or [])]]
+    tags = re.findall("</?[a-z]+", "".join(one.content for one in tokens if one.type in ("html_block", "html_inline")))
+    for tag in ("details", "summary", "sub"):
+        assert tags.count(f"<{tag}") == tags.count(f"</{tag}")
     assert not re.search("[\x1c-\x1f]", text)
     for table in tables(text):
         assert len({len(row) for row in table}) == 1 and len(table) > 1
