@@ -46,10 +46,10 @@ def _print(console: Console, line: str, style: str = "") -> None:
 
 
 def cells(before: PerStep | None, after: PerStep | None) -> list[str]:
-    """`6 → 0`, or `6` where it is the same, for each of the four groups; `-` where it is missing or not measured."""
+    """`6 → 0`, or `6` where it is the same, for each of the four groups; `–` where it is missing or not measured."""
     names = PerStep.__struct_fields__
-    then = [f"{getattr(before, name):g}" if before is not None else "-" for name in names]
-    now = [f"{getattr(after, name):g}" if after is not None else "-" for name in names]
+    then = [f"{getattr(before, name):g}" if before is not None else "–" for name in names]
+    now = [f"{getattr(after, name):g}" if after is not None else "–" for name in names]
     return [old if old == new else f"{old} → {new}" for old, new in zip(then, now, strict=True)]
 
 

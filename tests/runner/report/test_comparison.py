@@ -55,7 +55,7 @@ def test_the_summary_has_the_differences_and_the_coverage_before() -> None:
     assert rows(document) == [
         ["change", "what", "symmetric", "fell back", "not eligible", "unknown"],
         ["**regressed**", "`base.json backward`", "4 → 1.5", "0 → 2.5", "0", "0"],
-        ["new", "`forward all_reduce base.json in group base.json of 8 ranks`", "- → 4", "- → 0", "- → 0", "- → 0"],
+        ["new", "`forward all_reduce base.json in group base.json of 8 ranks`", "– → 4", "– → 0", "– → 0", "– → 0"],
     ]
     assert "- also changed: PyTorch 2.11.0 → base.json\n" in document
     assert "excuses nothing: base.json backward: symmetric → not judged\n" in document
