@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
+from ..judge.gate import below_minimum
 from ..result import FAILING, CaseResult, PhaseResult, Result
 from . import words
 from .script_junit import phases_that_fail, script_cases
@@ -164,12 +165,20 @@ def _value(text: str) -> str:
     return one_line(text).replace("[[", "[ [").replace("]]", "] ]")
 
 
+def _shown(result: Result) -> bool:
+    """Whether the test cases show by themselves all that a verdict that is no pass says."""
+    if result.script is not None:
+        lost = result.baseline is not None and result.baseline.regressed
+        return bool(phases_that_fail(result)) and not lost
+    outcomes = {phase.outcome for case in result.cases for phase in case.phases}
+    return bool(outcomes & FAILING) and not below_minimum(result)
+
+
 def _verdict_case(result: Result) -> TestCase | None:
     """The verdict as a test case, where the others would let a reader think that all is well."""
     from junit_xml import TestCase
 
-    outcomes = {phase.outcome for case in result.cases for phase in case.phases}
-    if result.verdict.word == "pass" or outcomes & FAILING or phases_that_fail(result):
+    if result.verdict.word == "pass" or _shown(result):
         return None
     test = TestCase("verdict", "verdict")
     message = one_line(f"{result.verdict.word}: {result.verdict.sentence}", _MESSAGE)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import msgspec
 import pytest
@@ -285,3 +286,23 @@ def test_a_baseline_of_the_other_kind_is_refused_before_anything_runs(
         assert main(["run", "--out", str(tmp_path / "out"), *arguments]) == 2
         assert told in capsys.readouterr().err
         assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("found", "failing"),
+    [
+        (gated(script(fallback=12), Gate(), script(symmetric=12), "base.json"), ["verdict"]),
+        (gated(script(fallback=12), Gate(minimum={"backward": 0.5})), ["train.py backward"]),
+        (
+            gated(script(fallback=12), Gate(minimum={"backward": 0.5}), script(symmetric=12), "base.json"),
+            ["train.py backward", "verdict"],
+        ),
+        (gated(with_outcome("fail"), Gate()), ["all_reduce/static backward"]),
+        (gated(with_outcome("fail"), Gate(minimum={"backward": 0.5})), ["all_reduce/static backward", "verdict"]),
+        (gated(with_outcome("pass"), Gate(minimum={"backward": 0.5})), ["verdict"]),
+        (gated(with_outcome("regressed"), Gate()), ["all_reduce/static backward"]),
+    ],
+)
+def test_junit_shows_every_reason_of_the_verdict(found: Result, failing: list[str]) -> None:
+    cases = ElementTree.fromstring(junit_xml(found)).iter("testcase")
+    assert [case.get("name") for case in cases if case.find("failure") is not None] == failing
