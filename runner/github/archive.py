@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import stat
 import zipfile
 import zlib
@@ -12,7 +13,20 @@ from ..result import LARGEST_RESULT
 
 RESULT_NAME = "result.json"
 MOST_MEMBERS = 100_000
+LARGEST_DIRECTORY = 16 * 2**20
+"""Bytes of the archive's list of members: a hundred thousand with long names."""
 _CHUNK = 2**20
+
+
+class _Bounded(io.FileIO):
+    """A file of which no more is read at once than a list of members may have: zipfile reads that whole."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        whole = size is None or size < 0
+        data = super().read(LARGEST_DIRECTORY + 1 if whole else min(size or 0, LARGEST_DIRECTORY + 1)) or b""
+        if len(data) > LARGEST_DIRECTORY:
+            raise UserError("the artifact's list of files is too long for an output folder of symmem-check")
+        return data
 
 
 def extract_result(archive: Path, to: Path, limit: int = LARGEST_RESULT) -> None:
@@ -22,7 +36,7 @@ def extract_result(archive: Path, to: Path, limit: int = LARGEST_RESULT) -> None
     file or two as near, or whose file is a link, is encrypted or is too large.
     """
     try:
-        with zipfile.ZipFile(archive) as opened:
+        with _Bounded(archive) as file, zipfile.ZipFile(file) as opened:
             member = _result_member(opened)
             with opened.open(member) as source, to.open("wb") as target:
                 left = limit

@@ -37,7 +37,7 @@ def annotation_lines(result: Result, *, failing: Collection[Outcome] = FAILING) 
 
     `failing` are the outcomes that fail it. No level has more than GitHub shows; the last one says how many more.
     """
-    found = [*_verdict(result, failing), *_findings(result, failing), *_causes(result)]
+    found = [*_verdict(result, failing), *_regressed(result, failing), *_findings(result, failing), *_causes(result)]
     levels: tuple[Level, ...] = ("error", "warning", "notice")
     return [command(one) for level in levels for one in _bounded([one for one in found if one.level == level])]
 
@@ -58,6 +58,13 @@ def _verdict(result: Result, failing: Collection[Outcome]) -> list[Annotation]:
         return []
     level: Level = "error" if result.verdict.word == "fail" or "unmeasured" in failing else "warning"
     return [Annotation(level, result.verdict.word, result.verdict.sentence, _script(result))]
+
+
+def _regressed(result: Result, failing: Collection[Outcome]) -> list[Annotation]:
+    """What a script lost against its baseline; a case's loss is among the findings."""
+    level: Level = "error" if "regressed" in failing else "warning"
+    lost = [one for one in result.baseline.regressed if one.case is None] if result.baseline is not None else []
+    return [Annotation(level, "regressed", f"{one.place}: {one.sentence}", _script(result)) for one in lost]
 
 
 def _findings(result: Result, failing: Collection[Outcome]) -> list[Annotation]:

@@ -304,6 +304,17 @@ def test_a_size_that_lies_is_not_believed(tmp_path: Path) -> None:
     assert (tmp_path / "taken").stat().st_size <= 2**20
 
 
+def test_a_list_of_members_that_fills_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = archive(tmp_path, ("result.json", b"{}"), *((f"run/{n}", b"") for n in range(3000)))
+    extract_result(path, tmp_path / "taken")
+    monkeypatch.setattr("runner.github.archive.MOST_MEMBERS", 3000)
+    with pytest.raises(UserError, match="has 3001 files"):
+        extract_result(path, tmp_path / "taken")
+    monkeypatch.setattr("runner.github.archive.LARGEST_DIRECTORY", 100_000)
+    with pytest.raises(UserError, match="list of files is too long"):
+        extract_result(path, tmp_path / "taken")
+
+
 def test_an_encrypted_or_strangely_packed_one(tmp_path: Path) -> None:
     content = archive(tmp_path, ("result.json", b"{}")).read_bytes()
     at = content.index(b"PK\x01\x02")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 
+from runner.comparison import Comparison, Difference, PerStep
 from runner.report.annotations import annotation_lines
 from runner.result import Result
 from runner.script_result import Fallen, ScriptResult
@@ -93,6 +95,21 @@ def test_a_script_is_annotated_at_its_file() -> None:
         (found,) = read(annotation_lines(result(script=script)))
         assert found[0] == "warning" and found[1].get("file") == wanted
         assert "Do this: enter the pool" in found[2]
+
+
+def test_what_a_script_lost_is_an_error() -> None:
+    lost = Difference(
+        change="regressed", phase="backward", kind="all_reduce", group="dp", group_size=8, dtype="bfloat16",
+        before=PerStep(4, 0, 0, 0), after=PerStep(0, 4, 0, 0), sentence="4 of 4 were symmetric, and none is",
+    )  # fmt: skip
+    better = msgspec.structs.replace(lost, change="improved")
+    script = ScriptResult(command=["train.py"], ranks=2, steps=1, warmup=1)
+    of = result(script=script, baseline=Comparison(file="base.json", differences=[lost, better]))
+    place = "backward all_reduce bfloat16 in group dp of 8 ranks"
+    assert read(annotation_lines(of)) == [
+        ("error", {"file": "train.py", "title": "symmem-check: regressed"}, f"{place}: {lost.sentence}")
+    ]
+    assert read(annotation_lines(of, failing=set()))[0][0] == "warning"
 
 
 def test_a_message_is_cut_at_4096_characters() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runner.comparison import Comparison, Difference, PerStep
 from runner.report import limits
 from runner.report.limits import FOOT, fitted, item, part
 from runner.report.markdown import comment_markdown, summary_markdown
@@ -157,6 +159,40 @@ def test_the_comment_folds_its_cases_and_leaves_out_kernels() -> None:
     assert "[symmetric memory](https://x.example/README.md#w)" in comment(
         first_light(), glossary="https://x.example/README.md#w"
     )
+
+
+def compared(*changes: Difference, **more: Any) -> Result:
+    return msgspec.structs.replace(first_light(), baseline=Comparison(file="b.json", differences=[*changes], **more))
+
+
+LOST = Difference(
+    change="regressed", case="all_reduce/static", phase="backward", before=PerStep(2, 0, 0, 0),
+    after=PerStep(0, 2, 0, 0), sentence="2 of 2 were symmetric, and none is",
+)  # fmt: skip
+
+
+def test_against_a_baseline_what_changed_is_on_top_and_the_rest_folded() -> None:
+    for text in (comment(compared(LOST, same=7)), summary_markdown(compared(LOST, same=7))):
+        found = tables(text)
+        changes = next(table for table in found if table[0][0] == "change")
+        assert changes[1][:3] == ["**regressed**", "`all_reduce/static backward`", "2 → 0"]
+        top, rest = (table for table in found if table[0][0] == "case" and len(table[0]) == 3)
+        assert [row[0] for row in top[1:]] == ["`all_reduce/static`"] and len(rest) == 4
+        assert "<details><summary>3 cases as before</summary>" in text
+        assert text.index("Against the baseline") < text.index("### Cases") < text.index("as before")
+        whole(text)
+    same = comment(compared(same=8))
+    assert "4 cases as before" in same and "### Cases" not in same
+    other = summary_markdown(compared(incomparable=["NVIDIA A100, not H200"]))
+    assert "as before" not in other and "### Cases" in other
+
+
+def test_what_regressed_is_left_out_last() -> None:
+    new = [msgspec.structs.replace(LOST, change="new", before=None, case=f"new/{n}") for n in range(3000)]
+    text = comment(compared(*new, LOST, same=7, expectations=[]))
+    whole(text)
+    assert limits.characters(text) <= 65_536
+    assert "**regressed**" in text and re.search(r"_\d+ more differences: ", text)
 
 
 def test_an_address_that_could_end_its_link_is_no_link() -> None:
