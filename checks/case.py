@@ -34,7 +34,7 @@ class Case:
         self._others: list[tuple[Callable[[], list[dict]], str]] = []
 
     def run(self, step: Callable[[], None], *, watch_buffers: bool = True) -> None:
-        """Run `step` to allocate, register the pool, watch one step's buffers, then trace some under the profiler.
+        """Run `step` to allocate, watch one step's buffers, then trace some under the profiler.
 
         What the last traced step leaves behind stays valid until the workload returns. `watch_buffers=False` is
         for a step whose collectives don't pass torch's dispatcher, such as the replay of a graph. Then the record
@@ -59,11 +59,11 @@ class Case:
             self._record_buffers(self._noted)
 
     def allocate(self, step: Callable[[], None]) -> None:
-        """Run `step` once so that the pool gets its segments, then register the pool. Collective."""
+        """Run `step` once so that the pool gets its segments, and see that they are registered. Collective."""
         self._step(step)
         synchronize(self.device)
-        self.control.barrier(f"{self.id}/register", self.deadline)
-        self.pool.register()
+        self.control.barrier(f"{self.id}/allocated", self.deadline)
+        self.pool.register_allocated()
         self._allocated = True
 
     def watch(self, step: Callable[[], None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import re
 
 import torch
@@ -20,10 +21,10 @@ def torch_release() -> tuple[int, int]:
 
 
 class Memory:
-    """One pool for all cases of this process, made when a set-up first needs it.
+    """The pool of the case at work, made when its set-up needs it and dropped with it.
 
-    torch's own pool for symmetric memory is one per device. Cases share it one after the other, so each
-    deregisters it before the next: only then are `unregistered` and `none` what they say.
+    Each case has a fresh one: what an earlier case left in a pool would be registered for the next, in the order of its
+    addresses, and that order differs between ranks.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -37,25 +38,26 @@ class Memory:
         return dist.group.WORLD._get_backend(self.device)
 
     def open(self, name: str) -> None:
-        """Make the pool, where it isn't made yet; raises Incapable where this build or machine has none."""
+        """Make a fresh pool; raises Incapable where this build or machine has none."""
         if self.device.type != "cuda":
             raise Incapable(f"the pool set-up {name!r} needs a GPU, and this run is on the {self.device.type}")
-        if self.pool is not None:
-            return
         if torch_release() < (2, 8):
             # Before 2.8 use_mem_pool held for all threads, and the bundled NCCL had no symmetric kernels.
             raise Incapable(f"use_mem_pool for one thread only came with torch 2.8; this is {torch.__version__}")
         try:
             # The property raises where the GPU has no multicast, whatever its message says about NCCL's version.
-            allocator = self.backend.mem_allocator
+            allocator, self.allocator = self.backend.mem_allocator, "backend.mem_allocator"
         except RuntimeError:
-            self.pool = self._symmetric_memory_pool()
-            self.allocator = "symm_mem.get_mem_pool"
-        else:
-            self.pool = torch.cuda.MemPool(allocator)
-            self.allocator = "backend.mem_allocator"
+            allocator, self.allocator = self._symmetric_memory_allocator(), "symm_mem.get_mempool_allocator"
+        self.pool = torch.cuda.MemPool(allocator)
 
-    def _symmetric_memory_pool(self) -> torch.cuda.MemPool:
+    def close(self) -> None:
+        """Drop the pool, which must be deregistered by now; its memory goes back to the GPU."""
+        if self.pool is not None:
+            gc.collect()  # autograd's functions and their tensors can hold each other
+            self.pool = None
+
+    def _symmetric_memory_allocator(self):
         if torch_release() < (2, 11):
             raise Incapable(
                 f"this GPU has no multicast, and a pool for NCCL without it came with torch 2.11; "
@@ -66,7 +68,8 @@ class Memory:
         # Only the first allocation settles the backend, and setting it later fails.
         if symmetric_memory.get_backend(self.device) != "NCCL":
             symmetric_memory.set_backend("NCCL")
-        return symmetric_memory.get_mem_pool(self.device)
+        # What get_mem_pool makes its one pool a device of.
+        return symmetric_memory.get_mempool_allocator(self.device)
 
     def use(self) -> contextlib.AbstractContextManager:
         """Route this thread's allocations on the device to the pool."""
@@ -75,6 +78,14 @@ class Memory:
     def backend_of(self, group: dist.ProcessGroup | None):
         """The NCCL backend of `group` on this device; None is the default group."""
         return self.backend if group is None else group._get_backend(self.device)
+
+    @property
+    def registers_later_segments(self) -> bool:
+        """Whether segments that a registered pool gets later are registered too, as they come.
+
+        The stock backend does so, `nccl2` does not: https://github.com/pytorch/pytorch/pull/192112
+        """
+        return type(self.backend).__name__ != "ProcessGroupNCCL2"
 
     def register(self, *, symmetric: bool, group: dist.ProcessGroup | None = None) -> None:
         """Register the pool's segments with `group`'s NCCL, as windows or as plain user buffers. Collective."""

@@ -63,14 +63,21 @@ class Pool:
         return copy.detach()
 
     def register(self) -> None:
-        """Register the pool, which by now holds its segments, with the process group.
+        """Register the pool with the process group, where the set-up does so and it isn't yet. Collective.
 
-        Allocating first works with every backend: stock NCCL hooks later segments too, but `nccl2` gives
-        windows only to the segments it finds.
+        A pool that has several segments is registered in the order of their addresses, which differs between ranks. A
+        window then joins one rank's buffer with another of its peer's, and the values are wrong (seen on two H200s). So
+        the pool is registered while it is empty, and each segment as it is allocated, in the same order everywhere.
         """
-        if self.memory is not None and self.registration != "none":
+        if self.memory is not None and self.registration != "none" and not self.registered:
             self.memory.register(symmetric=self.registration == "symmetric")
             self.registered = True
+
+    def register_allocated(self) -> None:
+        """Register what the first step has allocated, where the backend didn't as it came. Collective."""
+        if self.registered and not self.memory.registers_later_segments:
+            self.deregister()
+            self.register()
 
     def deregister(self) -> None:
         """Deregister the pool, before it or the process group ends and before the next case."""

@@ -19,7 +19,7 @@ from .describe import one_line
 from .environment import rank_environment
 from .memory import Incapable, Memory, torch_release
 from .needs import unmet
-from .pools import set_up
+from .pools import Pool, set_up
 from .profiler import start_profiler_once, synchronize
 from .record import Record, write_json
 from .workloads import find_workload
@@ -136,6 +136,7 @@ class Session:
         self.control, self.watch = control, watch
         self.environment, self.obstacle = environment, obstacle
         self.memory = Memory(device)
+        self.pool: Pool | None = None
         self.root = Path(plan.get("root") or Path.cwd()).resolve()
 
     def run(self) -> None:
@@ -147,6 +148,8 @@ class Session:
                 outcome, message = self.attempt(case, record, topic)
             if not self.all_go_on(topic, outcome, message, case["deadline"]):
                 return
+            # A workload that found out what this machine lacks has left its pool behind, on every rank alike.
+            self.release()
 
     def attempt(self, case: dict, record: Record, topic: str) -> tuple[str, str | None]:
         """Run one case and end its record; returns its outcome and message."""
@@ -164,7 +167,7 @@ class Session:
         return outcome, message
 
     def measure(self, case: dict, record: Record) -> None:
-        """Set the pool up, run the workload in it, and take the registration back.
+        """Set the pool up and register it, run the workload in it, and take the registration back.
 
         Deregistering is collective: after a failure the peers may not join in, and the process ends anyhow.
         """
@@ -174,12 +177,21 @@ class Session:
             raise Incapable(lacking)
         workload = find_workload(case["workload"], self.root)
         axes = dict(case["axes"])
-        pool = set_up(axes.pop("pool", "none"), self.memory)
+        pool = self.pool = set_up(axes.pop("pool", "none"), self.memory)
+        self.control.barrier(f"{case['id']}/register", case["deadline"])
+        pool.register()
         record.content["pool"] = pool.describe()
         workload(Case(case, self.plan, self.device, pool, record, self.control), pool, **axes)
         synchronize(self.device)
         self.control.barrier(f"{case['id']}/deregister", case["deadline"])
-        pool.deregister()
+        self.release()
+
+    def release(self) -> None:
+        """Take the registration back and drop the pool, so that the next case begins with nothing. Collective."""
+        if self.pool is not None:
+            self.pool.deregister()
+            self.memory.close()
+            self.pool = None
 
     def blame(self, topic: str) -> str:
         """Say which peer had given up before this rank raised: a broken connection is an effect, not a cause."""

@@ -16,8 +16,9 @@ from checks.pools import SET_UPS, Pool, set_up
 class NotedMemory(Memory):
     """A memory that needs no GPU: it notes which threads have the pool in use, and its registrations."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, later: bool = True) -> None:
         super().__init__(torch.device("cpu"))
+        self.later = later
         self.users: list[int] = []
         self.log: list[str] = []
 
@@ -39,6 +40,10 @@ class NotedMemory(Memory):
 
     def deregister(self) -> None:
         self.log.append("deregister")
+
+    @property
+    def registers_later_segments(self) -> bool:
+        return self.later
 
     def segments(self) -> list[tuple[int, int]]:
         return [(4096, 8192)]
@@ -148,3 +153,20 @@ def test_pools_need_a_gpu_and_a_known_name() -> None:
         set_up("static", memory)
     with pytest.raises(ValueError, match="'Static': it is one of none, forward"):
         set_up("Static", memory)
+
+
+def test_a_pool_is_registered_once_and_before_it_holds_anything() -> None:
+    memory = NotedMemory()
+    pool = set_up("static", memory)
+    pool.register()
+    pool.register()
+    pool.register_allocated()
+    assert memory.log == ["open", "symmetric"]
+
+
+def test_a_backend_that_takes_no_later_segments_is_given_them_after_the_first_step() -> None:
+    memory = NotedMemory(later=False)
+    pool = set_up("static", memory)
+    pool.register()
+    pool.register_allocated()
+    assert memory.log == ["open", "symmetric", "deregister", "symmetric"]
