@@ -24,12 +24,13 @@ _SILENT: frozenset[Outcome] = frozenset({"pass"})
 
 
 class Annotation(NamedTuple):
-    """One annotation: its level, a title, a message, and the file it belongs to where there is one."""
+    """One annotation: its level, a title, a message, the file it belongs to where there is one, and what to do."""
 
     level: Level
     title: str
     message: str
     file: str | None = None
+    mend: str | None = None
 
 
 def annotation_lines(result: Result, *, failing: Collection[Outcome] = FAILING) -> list[str]:
@@ -43,13 +44,14 @@ def annotation_lines(result: Result, *, failing: Collection[Outcome] = FAILING) 
 
 
 def command(annotation: Annotation) -> str:
-    """One workflow command, of one line whatever the texts hold."""
+    """One workflow command, of one line whatever the texts hold. The mend is shown on a line of its own."""
     title = one_line(f"symmem-check: {annotation.title}", 200)
     properties = [f"title={_property(title)}"]
     if annotation.file is not None:
         properties.insert(0, f"file={_property(one_line(annotation.file, 500))}")
-    message = _data(one_line(annotation.message, LONGEST_MESSAGE))
-    return f"::{annotation.level} {','.join(properties)}::{message}"
+    mend = f"\nDo this: {one_line(annotation.mend)}" if annotation.mend else ""
+    message = one_line(annotation.message, LONGEST_MESSAGE - len(mend)) + mend
+    return f"::{annotation.level} {','.join(properties)}::{_data(message)}"
 
 
 def _verdict(result: Result, failing: Collection[Outcome]) -> list[Annotation]:
@@ -80,9 +82,8 @@ def _findings(result: Result, failing: Collection[Outcome]) -> list[Annotation]:
         else:
             more = f" and {len(places) - 8} more" if len(places) > 8 else ""
             where = ", ".join(f"{case} {phases}" for case, phases in places[:8]) + more
-        mend = f" Do this: {told.mend}." if told.mend else ""
         known = f" Known upstream: {told.phase.known.issue}" if told.phase.known else ""
-        found.append(Annotation(level, outcome, f"{where}: {told.finding}.{mend}{known}"))
+        found.append(Annotation(level, outcome, f"{where}: {told.finding}.{known}", mend=told.mend))
     return found
 
 
@@ -93,7 +94,7 @@ def _causes(result: Result) -> list[Annotation]:
     if result.script is None:
         return []
     return [
-        Annotation("warning", cause.name, f"{cause.sentence}. Do this: {cause.mend}.", _script(result))
+        Annotation("warning", cause.name, cause.sentence, _script(result), cause.mend)
         for cause in causes(result.script)
     ]
 

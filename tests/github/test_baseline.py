@@ -100,11 +100,14 @@ def test_a_run_of_other_code_is_no_baseline(github: FakeGithub, find: Find, run:
     assert len(github.elsewhere) == 1
 
 
-def test_what_the_list_tells_of_the_repository_is_held_against_the_run(github: FakeGithub, find: Find) -> None:
+def test_list_and_run_must_both_name_this_repository(github: FakeGithub, find: Find) -> None:
     github.add_run(2, fork=True)
     poisoned = github.add_artifact(2, zipped())
     poisoned["workflow_run"]["head_repository_id"] = poisoned["workflow_run"]["repository_id"]
     assert find() is None
+    github.add_run(3)
+    github.add_artifact(3, zipped())["workflow_run"]["head_repository_id"] = 999
+    assert find() is None and github.elsewhere == []
 
 
 def test_its_own_run_expired_and_other_artifacts_are_no_baseline(github: FakeGithub, find: Find) -> None:

@@ -64,8 +64,8 @@ def test_what_does_not_fail_the_gate_is_no_error() -> None:
 def test_it_tells_where_what_why_and_what_to_do() -> None:
     ((_, _, message),) = read(annotation_lines(first_light()))
     assert message == (
-        "all_reduce/step backward: fell back, because the buffer lies outside the pool. Do this: enter the pool inside "
-        f"the Function's backward. Known upstream: {KNOWN.issue}"
+        "all_reduce/step backward: fell back, because the buffer lies outside the pool. "
+        f"Known upstream: {KNOWN.issue}\nDo this: enter the pool inside the Function's backward"
     )
 
 
@@ -94,7 +94,7 @@ def test_a_script_is_annotated_at_its_file() -> None:
         script = ScriptResult(command=[file], ranks=2, steps=1, warmup=1, fallen=[fallen, fallen])
         (found,) = read(annotation_lines(result(script=script)))
         assert found[0] == "warning" and found[1].get("file") == wanted
-        assert "Do this: enter the pool" in found[2]
+        assert found[2] == f"{CAUSE.sentence}\nDo this: {CAUSE.mend}"
 
 
 def test_what_a_script_lost_is_an_error() -> None:
@@ -116,6 +116,8 @@ def test_a_message_is_cut_at_4096_characters() -> None:
     long = "x" * 10_000
     ((_, _, message),) = read(annotation_lines(one("fail", message=long)))
     assert len(message) == 4096 and message.endswith("…")
+    ((_, _, message),) = read(annotation_lines(one("error", message=long, cause=CAUSE)))
+    assert len(message) == 4096 and message.endswith(f"…\nDo this: {CAUSE.mend}")
 
 
 def test_percent_colon_and_comma_are_escaped() -> None:
