@@ -288,9 +288,10 @@ def _report(parsed: argparse.Namespace) -> int:
 
         _write(parsed.junit, junit_xml(result), "--junit")
     if parsed.markdown is not None:
-        from .report.markdown import summary_markdown
+        from .github.settings import glossary_url
+        from .report.markdown import GLOSSARY, summary_markdown
 
-        _write(parsed.markdown, summary_markdown(result), "--markdown")
+        _write(parsed.markdown, summary_markdown(result, glossary=glossary_url() or GLOSSARY), "--markdown")
     if parsed.page is not None:
         from .report.page import write_page
 
@@ -306,6 +307,10 @@ def _report(parsed: argparse.Namespace) -> int:
 
         outcome = post_comment(result, github_settings(parsed))
         _tell(f"symmem-check: comment {outcome.action}: {outcome.notice or outcome.url or ''}")
+        if outcome.notice and parsed.annotations:
+            from .report.annotations import Annotation, command
+
+            print(command(Annotation("notice", f"comment {outcome.action}", outcome.notice)))
     return EXIT_STATUS[result.verdict.word]
 
 
