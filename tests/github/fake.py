@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -222,8 +223,8 @@ class FakeGithub:
             headers["Link"] = f'<{self.url}{asked.path}?{query}&page={number + 1}>; rel="next"'
         return 200, headers, found[(number - 1) * size : number * size]
 
-    def check(self, asked: Asked, answer: tuple[int, dict[str, str], Any] | None = None) -> None:
-        """Hold a request, or its answer, against the description."""
+    def check(self, asked: Asked, answer: tuple[int, dict[str, str], Any] | None = None) -> bool:
+        """Hold a request, or its answer, against the description; whether it is as that says."""
         request = MockRequest(
             "https://api.github.com", asked.method.lower(), asked.path, args=asked.query, headers=asked.headers,
             data=json.dumps(asked.body).encode() if asked.body is not None else None, content_type="application/json",
@@ -231,7 +232,7 @@ class FakeGithub:
         try:
             if answer is None:
                 description().validate_request(request)
-                return
+                return True
             status, headers, content = answer
             response = MockResponse(
                 json.dumps(content).encode() if content is not None else b"", status, headers, "application/json"
@@ -243,6 +244,8 @@ class FakeGithub:
                 f"{list(getattr(one, 'path', []))} {getattr(one, 'message', one)!r}"[:300] for one in errors
             )
             self.violations.append(f"{asked.method} {asked.path} {answer and answer[0]}: {told}")
+            return False
+        return True
 
 
 PRIVATE = {
@@ -272,8 +275,19 @@ def _problem(message: str) -> dict[str, Any]:
     return {"message": message, "documentation_url": "https://docs.github.com/rest"}
 
 
+class _Server(ThreadingHTTPServer):
+    def __init__(self, fake: FakeGithub, handler: type[_Handler]) -> None:
+        self.fake = fake
+        super().__init__(("127.0.0.1", 0), type("Handler", (handler,), {"fake": fake}))
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, ConnectionError):  # the client hung up first
+            self.fake.violations.append(f"the server itself failed: {error!r}")
+
+
 def _serve(fake: FakeGithub, handler: type[_Handler]) -> ThreadingHTTPServer:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (handler,), {"fake": fake}))
+    server = _Server(fake, handler)
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     return server
 
@@ -311,7 +325,9 @@ class _Api(_Handler):
         asked = self.read()
         fake = self.fake
         fake.asked.append(asked)
-        fake.check(asked)
+        if not fake.check(asked):
+            self.write(422, {}, json.dumps(_problem("Validation Failed")).encode())
+            return
         fault = fake.fault_for(asked)
         if fault is not None and fault.drop == "before":
             self.hang_up()
@@ -328,7 +344,7 @@ class _Api(_Handler):
         body = b"" if content is None else json.dumps(content).encode()
         self.write(status, headers, body, cut=fault is not None and fault.drop == "body")
 
-    do_GET = do_POST = do_PATCH = do_DELETE = handle_one
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_one
 
 
 class _Blobs(_Handler):
