@@ -53,6 +53,7 @@ def register_loop(case: Case, pool: Pool, *, dtype: str, size: int, rounds: int)
         case.control.barrier(f"{case.id}/read{number}", case.deadline)
     case.note("memory", memory)
     refuse_growth(memory["gpu"])
+    pool.register()
     case.run(step)
     check_values(case, buffer, range(case.world_size))
 
