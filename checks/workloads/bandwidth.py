@@ -5,6 +5,8 @@ NCCL takes the symmetric kernel whenever it can. Times mean something only where
 
 from __future__ import annotations
 
+import itertools
+import statistics
 from collections.abc import Callable
 
 import torch
@@ -86,20 +88,24 @@ def refuse_shared_gpus(case: Case) -> None:
 
 
 def measure(case: Case, call: Call, mechanism: str) -> dict:
-    """Time one call over and over; returns the record's entry. What it computes meanwhile means nothing."""
+    """Time one call over and over; returns the record's entry, of the median. What it computes meanwhile means nothing.
+
+    Not the mean: now and then a rank is held up for 10 ms by what else its host does, and its peers wait for it.
+    """
     size = max(call.input.nbytes, call.output.nbytes)
     repeats = REPEATS if size < LARGE else REPEATS_LARGE
     for _ in range(WARM_UP):
         EAGER[call.kind](call, False)
     synchronize(case.device)
     case.control.barrier(f"{case.id}/{mechanism}/{size}", case.deadline)
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(repeats):
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
         EAGER[call.kind](call, False)
-    end.record()
-    end.synchronize()
-    return entry(call.kind, mechanism, size, begin.elapsed_time(end) * 1000 / repeats, case.world_size)
+        mark.record()
+    synchronize(case.device)
+    times = [begin.elapsed_time(end) * 1000 for begin, end in itertools.pairwise(marks)]
+    return entry(call.kind, mechanism, size, statistics.median(times), case.world_size)
 
 
 def entry(kind: str, mechanism: str, size: int, time_us: float, ranks: int) -> dict:

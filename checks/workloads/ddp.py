@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..case import Case
 from ..pools import Pool
+from ..profiler import synchronize
 from ._models import Layers, check
 
 LAYERS = 3
@@ -33,10 +34,16 @@ def ddp(case: Case, pool: Pool, *, dtype: str, size: int, buckets: str) -> None:
     expected = layers.references(case.world_size)
     with pool.around_buffer() if buckets == "built-in-pool" else contextlib.nullcontext():
         model = DistributedDataParallel(layers, bucket_cap_mb=size / 2**20)
+    kept: list[Tensor] = []
     if buckets == "hook":
-        model.register_comm_hook(pool, average_in_pool)
+        model.register_comm_hook((pool, kept), average_in_pool)
 
     def step() -> None:
+        # Each bucket's buffer is kept to the end of the step. If it went back to the pool as soon as its all-reduce is
+        # over, it would depend on timing which rank needs a new segment when, and registering that is collective: seen
+        # to hang on two GPUs.
+        synchronize(case.device)
+        kept.clear()
         model.zero_grad()
         with pool.around_step():
             with pool.around_forward():
@@ -55,9 +62,11 @@ def ddp(case: Case, pool: Pool, *, dtype: str, size: int, buckets: str) -> None:
         check(case, layer.weight.grad, reference)
 
 
-def average_in_pool(pool: Pool, bucket: dist.GradBucket) -> Future[Tensor]:
+def average_in_pool(state: tuple[Pool, list[Tensor]], bucket: dist.GradBucket) -> Future[Tensor]:
     """Reduce a bucket in a buffer of the set-up. DDP calls it on autograd's thread, and copies the result back."""
+    pool, kept = state
     buffer = pool.buffer(bucket.buffer(), slot=f"bucket{bucket.index()}")
+    kept.append(buffer)
     # Divided before it is summed: NCCL has symmetric kernels for sums, but none for the average of an all-reduce.
     buffer.div_(dist.get_world_size())
     with torch.no_grad():
