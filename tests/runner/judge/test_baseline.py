@@ -157,7 +157,7 @@ def test_a_changed_expectation_is_shown_and_excuses_nothing() -> None:
 
 
 def test_steps_do_not_count_but_what_ran_in_each() -> None:
-    recorded = judge_run(RunFolder(REPLAY), load_suite("default"))
+    recorded = judge_run(RunFolder(REPLAY), load_suite("default").select(["all_reduce/*"]))
     first = [_only_step(case, 2) for case in recorded.cases]
     half = msgspec.structs.replace(recorded, cases=first)
     assert half.cases[3].phases[0].coverage.symmetric.calls * 2 == recorded.cases[3].phases[0].coverage.symmetric.calls
@@ -187,12 +187,14 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def recorded() -> Result:
-    return judge_run(RunFolder(REPLAY), load_suite("default"))
+    return judge_run(RunFolder(REPLAY), load_suite("default").select(["all_reduce/*"]))
 
 
 def test_a_recorded_fallback_regresses_and_keeps_its_cause(folder: Path, recorded: Result) -> None:
     take_traces_of(folder, "static", "step")
-    head = gated(judge_run(RunFolder(folder), load_suite("default")), Gate(), recorded, "base.json")
+    head = gated(
+        judge_run(RunFolder(folder), load_suite("default").select(["all_reduce/*"])), Gate(), recorded, "base.json"
+    )
     (static,) = (case for case in head.cases if case.id == "all_reduce/static")
     assert [(phase.phase, phase.outcome) for phase in static.phases] == [("forward", "pass"), ("backward", "regressed")]
     assert static.phases[1].message == (
@@ -206,7 +208,7 @@ def test_a_recorded_fallback_regresses_and_keeps_its_cause(folder: Path, recorde
 def test_regressed_comes_before_a_known_problem(folder: Path, recorded: Result) -> None:
     """The baseline did not have the problem, so it is not excused by it."""
     take_traces_of(folder, "step", "single-thread")
-    fixed = judge_run(RunFolder(folder), load_suite("default"))
+    fixed = judge_run(RunFolder(folder), load_suite("default").select(["all_reduce/*"]))
     head = gated(recorded, Gate(), fixed, "base.json")
     (step,) = (case for case in head.cases if case.id == "all_reduce/step")
     assert step.phases[1].outcome == "regressed"
@@ -215,7 +217,7 @@ def test_regressed_comes_before_a_known_problem(folder: Path, recorded: Result) 
 
 def test_a_phase_that_the_suite_no_longer_judges_still_regresses(folder: Path, recorded: Result) -> None:
     take_traces_of(folder, "static", "step")
-    suite = load_suite("default")
+    suite = load_suite("default").select(["all_reduce/*"])
     forward = [msgspec.structs.replace(case, expect={"forward": case.expect["forward"]}) for case in suite.cases
                if "forward" in case.expect]  # fmt: skip
     head = judge_run(RunFolder(folder), msgspec.structs.replace(suite, cases=tuple(forward)))
@@ -233,7 +235,9 @@ def test_a_phase_that_the_suite_no_longer_judges_still_regresses(folder: Path, r
 
 def test_a_rank_whose_trace_is_broken_is_no_measure(folder: Path, recorded: Result) -> None:
     (case_folder(folder, "static") / "rank1.trace.json.gz").write_bytes(b"no trace")
-    head = gated(judge_run(RunFolder(folder), load_suite("default")), Gate(), recorded, "base.json")
+    head = gated(
+        judge_run(RunFolder(folder), load_suite("default").select(["all_reduce/*"])), Gate(), recorded, "base.json"
+    )
     assert head.baseline is not None
     assert {found.place: found.change for found in head.baseline.differences} == {
         "all_reduce/static forward": "unmeasured",
@@ -251,7 +255,9 @@ def test_a_machine_that_suddenly_cannot_is_regressed(folder: Path, recorded: Res
         record |= {"outcome": "incapable", "message": "needs torch >=9", "trace": None}
 
     edit_record(folder, "static", lacks)
-    head = gated(judge_run(RunFolder(folder), load_suite("default")), Gate(), recorded, "base.json")
+    head = gated(
+        judge_run(RunFolder(folder), load_suite("default").select(["all_reduce/*"])), Gate(), recorded, "base.json"
+    )
     (static,) = (case for case in head.cases if case.id == "all_reduce/static")
     assert {phase.outcome for phase in static.phases} == {"regressed"}
     assert static.phases[0].message == (
@@ -260,7 +266,7 @@ def test_a_machine_that_suddenly_cannot_is_regressed(folder: Path, recorded: Res
 
 
 def test_which_results_are_no_baseline(folder: Path, recorded: Result) -> None:
-    suite = load_suite("default")
+    suite = load_suite("default").select(["all_reduce/*"])
     assert why_no_baseline(recorded) is None
     failed = msgspec.structs.replace(recorded, verdict=gated(recorded, Gate(minimum={"backward": 1.0})).verdict)
     assert failed.verdict.word == "fail" and why_no_baseline(failed) is None

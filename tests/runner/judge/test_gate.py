@@ -152,7 +152,7 @@ def test_a_script_that_did_not_end_keeps_its_verdict_and_is_not_compared() -> No
 @pytest.fixture
 def baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     """The recorded run as a run of the user's own, which may be a baseline."""
-    assert main(["run", "--replay", "--out", str(tmp_path / "first")]) == 0
+    assert main(["run", "--replay", "--only", "all_reduce/*", "--out", str(tmp_path / "first")]) == 0
     path = tmp_path / "baseline.json"
     write_result(msgspec.structs.replace(read_result(tmp_path / "first/result.json"), replay=False), path)
     capsys.readouterr()
@@ -160,7 +160,7 @@ def baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
 
 
 def replayed(tmp_path: Path, *arguments: str) -> tuple[int, Result]:
-    status = main(["run", "--replay", "--out", str(tmp_path / "out"), *arguments])
+    status = main(["run", "--replay", "--only", "all_reduce/*", "--out", str(tmp_path / "out"), *arguments])
     return status, read_result(tmp_path / "out/result.json")
 
 
@@ -219,14 +219,28 @@ def test_the_gate_by_flags(tmp_path: Path, arguments: list[str], status: int, to
 def test_a_baseline_that_is_none_is_refused(
     tmp_path: Path, arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["run", "--replay", "--out", str(tmp_path / "out"), *arguments]) == 2
+    assert main(["run", "--replay", "--only", "all_reduce/*", "--out", str(tmp_path / "out"), *arguments]) == 2
     assert told in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 def test_a_replay_is_refused_as_a_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--replay", "--out", str(tmp_path / "first")]) == 0
-    assert main(["run", "--replay", "--out", str(tmp_path / "out"), "--baseline", str(tmp_path / "first")]) == 2
+    assert main(["run", "--replay", "--only", "all_reduce/*", "--out", str(tmp_path / "first")]) == 0
+    assert (
+        main(
+            [
+                "run",
+                "--replay",
+                "--only",
+                "all_reduce/*",
+                "--out",
+                str(tmp_path / "out"),
+                "--baseline",
+                str(tmp_path / "first"),
+            ]
+        )
+        == 2
+    )
     assert "first/result.json: is a replay of the recorded run that ships with symmem-check" in capsys.readouterr().err
 
 
