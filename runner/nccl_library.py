@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import UserError
+from .launch import PythonFacts
 from .yaml_file import quoted
 
 LIBRARY = "nvidia/nccl/lib/libnccl.so.2"
@@ -57,6 +58,25 @@ def find_nccl(
     if problem:
         raise UserError(f"--nccl {quoted(wanted)}: {library} {problem}")
     return library
+
+
+def nccl_to_preload(wanted: str | None, facts: PythonFacts, tell: Callable[[str], None]) -> Path | None:
+    """The library to preload under the torch of `facts`, as find_nccl; None where none is `wanted`.
+
+    Raises UserError as find_nccl does, and for a torch that is not built for CUDA.
+    """
+    if wanted is None:
+        return None
+    cuda = (facts.cuda or "").split(".")[0]
+    if not cuda.isdecimal():
+        raise UserError(f"--nccl: torch {facts.torch} is not built for CUDA, so no NCCL can be put under it")
+    return find_nccl(wanted, cuda_major=int(cuda), tell=tell)
+
+
+def check_nccl(wanted: str | None) -> None:
+    """Raise UserError for a path that find_nccl would refuse: known before there is a torch to put it under."""
+    if wanted is not None and not _VERSION.fullmatch(wanted):
+        find_nccl(wanted, cuda_major=0)
 
 
 def _why_not_preloadable(library: Path) -> str | None:

@@ -16,8 +16,8 @@ from .compare import read_baseline
 from .errors import Interrupted, UserError
 from .judge.gate import gated
 from .judge.run import judge_run, unmeasured_run
-from .launch import PythonFacts, describe_python, run_plan
-from .nccl_library import find_nccl
+from .launch import describe_python, run_plan
+from .nccl_library import nccl_to_preload
 from .plan import DEFAULT_CONFIGURATION, Configuration, Plan
 from .result import Result, write_result
 from .runfolder import RunFolder
@@ -49,7 +49,7 @@ def run(settings: RunSettings, tell: Callable[[str], None]) -> Result:
         return finish(result, settings, baseline)
     ranks = settings.ranks or suite.ranks
     plan = suite.plan(ranks=ranks, ranks_per_gpu=share(ranks, settings.ranks_per_gpu, len(facts.devices)))
-    preload = _preload(settings, facts, tell)
+    preload = nccl_to_preload(settings.nccl, facts, tell)
     gpus = -(-ranks // plan.ranks_per_gpu)
     tell(f"{len(plan.cases)} cases, {ranks} ranks on {gpus} × {facts.devices[0].name}, torch {facts.torch}")
     with holding_signals() as stop:
@@ -67,9 +67,7 @@ def replay(suite: Suite) -> Result:
     """Judge the run that ships with the project, recorded on a real GPU."""
     if os.environ.get("GITHUB_ACTIONS") == "true":
         raise UserError("--replay judges a recorded run, so it says nothing of this workflow; leave it out")
-    result = judge_run(RunFolder(REPLAY), suite, replay=True)
-    note = "this is the recorded run that ships with symmem-check, not a run on this machine"
-    return msgspec.structs.replace(result, notes=[note, *result.notes])
+    return judge_run(RunFolder(REPLAY), suite, replay=True)
 
 
 def run_suite(
@@ -108,15 +106,6 @@ def share(ranks: int, ranks_per_gpu: int | None, gpus: int) -> int:
             f"give --ranks-per-gpu {least}, or fewer --ranks"
         )
     return ranks_per_gpu
-
-
-def _preload(settings: RunSettings, facts: PythonFacts, tell: Callable[[str], None]) -> Path | None:
-    if settings.nccl is None:
-        return None
-    cuda = (facts.cuda or "").split(".")[0]
-    if not cuda.isdecimal():
-        raise UserError(f"--nccl: torch {facts.torch} is not built for CUDA, so no NCCL can be put under it")
-    return find_nccl(settings.nccl, cuda_major=int(cuda), tell=tell)
 
 
 def prepare(out: Path) -> None:

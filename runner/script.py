@@ -10,10 +10,9 @@ from pathlib import Path
 import msgspec
 
 from .compare import read_baseline
-from .errors import UserError
 from .judge.script import judge_script, unmeasured_script
-from .launch import SHARED_GPU_ENVIRONMENT, PythonFacts, checks_folder, describe_python
-from .nccl_library import find_nccl
+from .launch import SHARED_GPU_ENVIRONMENT, checks_folder, describe_python
+from .nccl_library import nccl_to_preload
 from .plan import Case, Plan, write_plan
 from .processes import POLL_SECONDS, Processes, how_it_ended
 from .result import Result
@@ -57,7 +56,7 @@ def run_script(settings: RunSettings, script: ScriptSettings, tell: Callable[[st
         result = unmeasured_script(asked, settings.ranks_per_gpu or 1, facts.error)
     else:
         ranks_per_gpu = share(ranks, settings.ranks_per_gpu, gpus)
-        preload = _preload(settings, facts, tell)
+        preload = nccl_to_preload(settings.nccl, facts, tell)
         first, last = max(2, script.warmup) + 1, max(2, script.warmup) + script.steps
         used = f"{-(-ranks // ranks_per_gpu)} × {facts.devices[0].name}"
         tell(f"{script.file}: {ranks} ranks on {used}, torch {facts.torch}")
@@ -80,15 +79,6 @@ def asked_for(script: ScriptSettings, ranks: int) -> ScriptResult:
         steps=script.steps,
         warmup=max(2, script.warmup),
     )
-
-
-def _preload(settings: RunSettings, facts: PythonFacts, tell: Callable[[str], None]) -> Path | None:
-    if settings.nccl is None:
-        return None
-    cuda = (facts.cuda or "").split(".")[0]
-    if not cuda.isdecimal():
-        raise UserError(f"--nccl: torch {facts.torch} is not built for CUDA, so no NCCL can be put under it")
-    return find_nccl(settings.nccl, cuda_major=int(cuda), tell=tell)
 
 
 def run_ranks(

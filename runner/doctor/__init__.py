@@ -10,9 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from ..errors import UserError
 from ..launch import describe_python
-from ..nccl_library import find_nccl
+from ..nccl_library import check_nccl, nccl_to_preload
 from ..settings import default_python
 from .facts import DEADLINE, Facts, ask
 from .finding import Finding
@@ -46,6 +45,7 @@ def doctor(
     `nccl` is a path or a version, None for torch's own. Raises UserError where either can't be used.
     """
     python = python or default_python()
+    check_nccl(nccl)
     preload = None if nccl is None else _preload(python, nccl, tell)
     return diagnose(ask(python, preload, deadline), preload)
 
@@ -62,10 +62,10 @@ def diagnose(facts: Facts, preload: Path | None = None) -> Diagnosis:
     return Diagnosis(verdict=judge(facts, findings), findings=findings, facts=facts)
 
 
-def _preload(python: str, nccl: str, tell: Callable[[str], None]) -> Path:
+def _preload(python: str, nccl: str, tell: Callable[[str], None]) -> Path | None:
     described = describe_python(python)
-    cuda = (described.cuda or "").split(".")[0]
-    if not cuda.isdecimal():
-        why = f"torch {described.torch} is not built for CUDA" if described.torch else described.error
-        raise UserError(f"--nccl: {why}, so no NCCL can be put under it")
-    return find_nccl(nccl, cuda_major=int(cuda), tell=tell)
+    if described.error is not None and described.cuda is None:
+        # The call may be right all the same: what is missing is among the findings.
+        tell(f"--nccl {nccl}: left out, since {described.error}")
+        return None
+    return nccl_to_preload(nccl, described, tell)

@@ -112,22 +112,8 @@ def judge_case(folder: RunFolder, planned: Case, case: SuiteCase, environments: 
     trouble = _trouble(records, lost, environment.ranks)
     collectives: dict[int, list[Collective]] = {}
     notes: list[str] = []
-    for rank, record in records.items():
-        path = folder.trace(planned, record)
-        if path is None or trouble is not None:
-            continue
-        try:
-            read = read_collectives(path)
-        except UserError as error:
-            trouble = Trouble("error", f"the trace of rank {rank} can't be read: {_inside(folder.path, str(error))}")
-            continue
-        collectives[rank] = [_of_rank(row, rank) for row in read.collectives]
-        if read.salvaged:
-            notes.append(f"the trace of rank {rank} was salvaged: {read.salvaged}")
-        if not read.gpu_rows:
-            trouble = Trouble("unmeasured", f"no GPU events in the trace of rank {rank}: is CUPTI in use elsewhere?")
-    if trouble is None and (missing := sorted(set(range(environment.ranks)) - set(collectives))):
-        trouble = Trouble("error", f"no trace of rank {', '.join(map(str, missing))}")
+    if trouble is None:
+        collectives, notes, trouble = _read_traces(folder, planned, records, environment.ranks)
     buffers = [buffer for record in records.values() for buffer in record.buffers]
     seen = Seen(collectives=collectives, buffers=buffers, pool=first.pool if first else None, trouble=trouble)
     untold = sum(row.phase == "unknown" for rows in collectives.values() for row in rows)
@@ -152,6 +138,32 @@ def judge_case(folder: RunFolder, planned: Case, case: SuiteCase, environments: 
         seconds=max((record.seconds.get("total", 0.0) for record in records.values()), default=None),
         collectives=sorted((row for rows in collectives.values() for row in rows), key=lambda row: row.start),
     )
+
+
+def _read_traces(
+    folder: RunFolder, planned: Case, records: dict[int, Record], ranks: int
+) -> tuple[dict[int, list[Collective]], list[str], Trouble | None]:
+    """Each rank's collectives, what the reader has to say of the traces, and what stops the case from being judged."""
+    collectives: dict[int, list[Collective]] = {}
+    notes: list[str] = []
+    for rank, record in records.items():
+        path = folder.trace(planned, record)
+        if path is None:
+            continue
+        try:
+            read = read_collectives(path)
+        except UserError as error:
+            sentence = f"the trace of rank {rank} can't be read: {_inside(folder.path, str(error))}"
+            return collectives, notes, Trouble("error", sentence)
+        collectives[rank] = [_of_rank(row, rank) for row in read.collectives]
+        if read.salvaged:
+            notes.append(f"the trace of rank {rank} was salvaged: {read.salvaged}")
+        if not read.gpu_rows:
+            sentence = f"no GPU events in the trace of rank {rank}: is CUPTI in use elsewhere?"
+            return collectives, notes, Trouble("unmeasured", sentence)
+    missing = sorted(set(range(ranks)) - set(collectives))
+    lost = Trouble("error", f"no trace of rank {', '.join(map(str, missing))}") if missing else None
+    return collectives, notes, lost
 
 
 def _inside(folder: Path, message: str) -> str:

@@ -379,15 +379,6 @@ def test_without_torch_an_nccl_is_left_out_and_nothing_can_be_told(
     assert printed.out.splitlines()[-1].startswith("verdict: it could not be told")
 
 
-@pytest.mark.parametrize("command", ["doctor", "run"])
-def test_an_nccl_that_is_not_there_is_told_before_torch_is_looked_for(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
-) -> None:
-    python = script(tmp_path / "python", "exit 9")
-    assert main([command, "--python", python, "--nccl", str(tmp_path / "none.so")]) == 2
-    assert "none.so does not exist" in capsys.readouterr().err
-
-
 def test_the_table_tells_each_finding_and_ends_with_the_verdict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

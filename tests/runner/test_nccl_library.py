@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from runner.cli import main
 from runner.errors import UserError
 from runner.nccl_library import LIBRARY, find_nccl
 
@@ -86,6 +87,15 @@ def test_a_missing_file_a_folder_and_a_blank_in_the_name_are_refused(tmp_path: P
     blank.write_bytes(shared_library())
     with pytest.raises(UserError, match="LD_PRELOAD takes blanks"):
         find_nccl(str(blank), cuda_major=13)
+
+
+@pytest.mark.parametrize("command", ["doctor", "run"])
+def test_a_missing_file_is_told_before_torch_is_looked_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    arguments = [command, "--python", str(tmp_path / "no-python"), "--nccl", str(tmp_path / "none.so")]
+    assert main(arguments) == 2
+    assert "none.so does not exist" in capsys.readouterr().err
 
 
 def test_a_version_comes_out_of_its_wheel_and_is_kept(tmp_path: Path, index: Path) -> None:
