@@ -83,7 +83,7 @@ class _Thread:
     def __init__(self, client: Client, settings: GithubSettings, target: Target) -> None:
         self._client, self._key, self._target = client, settings.comment_key, target
         self._base = f"/repos/{settings.repository}/issues"
-        self._authors = {_login(client)}
+        self._authors = {own_login(client)}
 
     def post(self, body: str) -> CommentOutcome:
         """Bring the thread to its one comment. What was lost or vanished meanwhile is looked at afresh."""
@@ -138,7 +138,7 @@ class _Thread:
         return CommentOutcome(action="unchanged" if unchanged else "updated", url=first.html_url)
 
 
-def _login(client: Client) -> str:
+def own_login(client: Client) -> str:
     """Whom GitHub will name as our author. The token that Actions makes for a job may not ask."""
     try:
         return client.get("/user", User).login
