@@ -1,6 +1,8 @@
 # make check   runs the probes on this machine's GPU, or judges the recorded run where there is none
 # make test    linters, types, then every test
 # make lint    linters and types only
+# make docs    makes docs/action.md from action.yml
+# make lock    pins the packages of the action's own environment anew, with their hashes
 # make clean   removes what these made
 #
 # All of it happens in an own environment in .venv. PYTHON is the Python it is made with (3.10 or newer);
@@ -22,7 +24,7 @@ made := $(VENV)/made-$(python_version)
 installed := $(VENV)/installed-$(firstword $(shell echo '$(sources)' | cksum))
 test_ready := $(VENV)/test-ready
 
-.PHONY: check test lint clean
+.PHONY: check test lint docs lock clean
 .DELETE_ON_ERROR:
 
 check: $(installed)
@@ -43,6 +45,18 @@ lint: $(test_ready)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-actions action.yml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/actionlint -shellcheck $(BIN)/shellcheck .github/workflows/*.yml
+	$(BIN)/zizmor --quiet --offline action.yml .github
+
+docs: $(test_ready)
+	$(BIN)/python -m runner.action_reference >docs/action.md
+
+lock: $(made)
+	$(PIP) uv==0.13.9
+	UV_CUSTOM_COMPILE_COMMAND='make lock' $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.10 \
+		--generate-hashes --no-annotate --output-file requirements/action.txt
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
