@@ -40,6 +40,7 @@ def run(settings: RunSettings, tell: Callable[[str], None]) -> Result:
     baseline = read_baseline(settings.baseline, of_script=False)
     if settings.replay:
         return finish(replay(suite), settings, baseline)
+    suite.find_workloads()
     prepare(settings.out)
     began = time.monotonic()
     facts = describe_python(settings.python)

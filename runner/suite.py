@@ -114,10 +114,9 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
     ) -> Plan:
         """What the ranks are to do; `ranks` replaces the suite's own number, `root` is the working directory if None.
 
-        Raises UserError for a workload whose file is not there: under checks/workloads, or under `root`.
+        Raises UserError as `find_workloads` does.
         """
-        for case in self.cases:
-            self._find_workload(case, root or Path.cwd())
+        self.find_workloads(root)
         used = {case.configuration for case in self.cases}
         return Plan(
             ranks=self.ranks if ranks is None else ranks,
@@ -141,6 +140,11 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
                 for case in self.cases
             ],
         )
+
+    def find_workloads(self, root: Path | None = None) -> None:
+        """Raise UserError for a workload whose file is not there: under checks/workloads, or under `root`."""
+        for case in self.cases:
+            self._find_workload(case, root or Path.cwd())
 
     def _find_workload(self, case: SuiteCase, root: Path) -> None:
         place = f"{self.path}, line {case.line}: checks.{case.check}.workload"

@@ -141,6 +141,12 @@ def test_an_interrupted_run_is_judged_and_written(repository: Path, number: sign
     assert (repository / "out" / "junit.xml").is_file() and (repository / "out" / "summary.md").is_file()
 
 
+def test_a_workload_that_is_not_there_is_told_before_torch_is_looked_for(repository: Path) -> None:
+    (repository / "own.py").unlink()
+    done = run_in(repository, "--python", str(repository / "no-python"))
+    assert done.returncode == 2 and "checks.good.workload: there is no file 'own.py'" in done.stderr
+
+
 @pytest.mark.slow
 def test_a_torch_that_cannot_be_imported_is_unmeasured_with_its_reason(repository: Path) -> None:
     broken = repository / "broken" / "torch"
