@@ -224,7 +224,10 @@ def test_duplicates_are_closed_and_the_oldest_stays(fake: FakeWithIssues, night:
     for _ in range(2):
         fake.add_issue(marker("canary", "allocated-on-autograd-thread", ["stable"]))
     night(stable=regressed())
-    assert [(one["state"], one.get("state_reason")) for one in fake.issues] == [("open", None), ("closed", "not_planned")]
+    assert [(one["state"], one.get("state_reason")) for one in fake.issues] == [
+        ("open", None),
+        ("closed", "not_planned"),
+    ]
 
 
 def test_it_is_found_among_many(fake: FakeWithIssues, night: Night) -> None:
