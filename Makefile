@@ -45,7 +45,7 @@ lint: $(test_ready)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-actions action.yml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-actions action.yml $(wildcard .github/actions/*/action.yml)
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/actionlint -shellcheck $(BIN)/shellcheck .github/workflows/*.yml
 	$(BIN)/zizmor --quiet --offline action.yml .github
