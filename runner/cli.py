@@ -182,6 +182,9 @@ def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     report.add_argument("result", metavar="RESULT", type=Path, help="a result.json, or the output folder of a run")
     report.add_argument("--junit", metavar="FILE", type=Path, help="write it as JUnit XML")
+    report.add_argument(
+        "--junit-properties", action="store_true", help="in it, properties for each test case; not in Jenkins' schema"
+    )
     report.add_argument("--markdown", metavar="FILE", type=Path, help="write it as Markdown, for a step summary")
     report.add_argument("--page", metavar="FILE", type=Path, help="write it as one HTML page")
     github = report.add_argument_group("on GitHub", "The token is taken from GITHUB_TOKEN.")
@@ -286,7 +289,7 @@ def _report(parsed: argparse.Namespace) -> int:
     if parsed.junit is not None:
         from .report.junit import junit_xml
 
-        _write(parsed.junit, junit_xml(result), "--junit")
+        _write(parsed.junit, junit_xml(result, extended=parsed.junit_properties), "--junit")
     if parsed.markdown is not None:
         from .github.settings import glossary_url
         from .report.markdown import GLOSSARY, summary_markdown

@@ -2,7 +2,8 @@
 
 The profile is the one of Jenkins' schema junit-10.xsd, the strictest that all of them read:
 https://github.com/jenkinsci/xunit-plugin/blob/master/src/main/resources/org/jenkinsci/plugins/xunit/types/model/xsd/junit-10.xsd
-A test case can't have properties there, so facts stand in its output as `[[PROPERTY|key=value]]`.
+A test case can't have properties there, so facts stand in its output as `[[PROPERTY|key=value]]`. The extended
+profile has them as properties too, for readers such as junitparser; the other readers pass over those.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from xml.etree import ElementTree
 from ..judge.gate import below_minimum
 from ..result import FAILING, CaseResult, PhaseResult, Result
 from . import words
-from .script_junit import phases_that_fail, script_cases
+from .script_junit import phases_that_fail, property_lines, script_cases
 from .text import cut, issue_name, one_line
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _NAME = 250
 _MESSAGE = 1000
+_PROPERTY = re.compile(r"^\[\[PROPERTY\|(\w+)=(.*)\]\]$", re.MULTILINE)
 _TAKEN = {
     "testsuites": {"name", "time", "tests", "failures", "errors"},
     "testsuite": {"name", "tests", "failures", "errors", "skipped", "time", "timestamp", "hostname"},
@@ -31,12 +33,13 @@ _TAKEN = {
 }
 
 
-def junit_xml(result: Result) -> str:
+def junit_xml(result: Result, *, extended: bool = False) -> str:
     """The Result as an XML document, in ASCII: a suite for each check, a test case for each case and phase.
 
     `fail` and `regressed` are failures, `error` and `unmeasured` errors, `known` and `incapable` skipped with the
     reason, `fixed` and `pass` pass. A verdict that no test case shows gets one of its own, so that no reader takes
-    a run that failed, or ran nothing, for a success.
+    a run that failed, or ran nothing, for a success. `extended` adds properties to the test cases, which Jenkins'
+    schema refuses.
     """
     from junit_xml import TestSuite, to_xml_report_string
 
@@ -56,10 +59,10 @@ def junit_xml(result: Result) -> str:
         ],
         prettyprint=False,
     )
-    return _strict(document)
+    return _strict(document, extended=extended)
 
 
-def _strict(document: str) -> str:
+def _strict(document: str, *, extended: bool) -> str:
     """The document without the attributes that the schema does not know, and with times as it wants them."""
     root = ElementTree.fromstring(document)
     root.set("name", "symmem-check")
@@ -70,10 +73,22 @@ def _strict(document: str) -> str:
         for name in set(element.attrib) - taken:
             del element.attrib[name]
         element.set("time", f"{float(element.get('time', 0)):.3f}")
+        if extended and element.tag == "testcase":
+            _add_properties(element)
     ElementTree.indent(root)
     # All in ASCII and no encoding named: the same in whatever encoding it is written or read.
     body: bytes = ElementTree.tostring(root, encoding="us-ascii", xml_declaration=False)
     return f'<?xml version="1.0"?>\n{body.decode()}\n'
+
+
+def _add_properties(test: ElementTree.Element) -> None:
+    """Put the facts of the test case's output before all else in it, where a property belongs."""
+    found = _PROPERTY.findall(test.findtext("system-out", ""))
+    if found:
+        properties = ElementTree.Element("properties")
+        for name, value in found:
+            ElementTree.SubElement(properties, "property", name=name, value=value)
+        test.insert(0, properties)
 
 
 def _test_cases(result: Result, case: CaseResult) -> Iterator[TestCase]:
@@ -156,13 +171,9 @@ def _output(result: Result, case: CaseResult, phase: PhaseResult) -> str:
         "ranks_per_gpu": str(about.ranks_per_gpu),
         "replay": "true" if result.replay else "",
     }
-    lines += [f"[[PROPERTY|{key}={_value(value)}]]" for key, value in facts.items() if value]
+    lines += property_lines(facts)
     lines += [f"note: {one_line(note)}" for note in case.notes]
     return "\n".join(lines)
-
-
-def _value(text: str) -> str:
-    return one_line(text).replace("[[", "[ [").replace("]]", "] ]")
 
 
 def _shown(result: Result) -> bool:

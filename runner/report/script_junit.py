@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..judge.gate import below_minimum, ratio
@@ -65,4 +66,10 @@ def _output(result: Result, phase: GatePhase) -> str:
         "symmetric_calls": str(symmetric), "fallback_calls": str(fallback), "ineligible_calls": str(ineligible),
         "unknown_calls": str(unknown), "torch": result.environment.torch or "", "nccl": result.environment.nccl or "",
     }  # fmt: skip
-    return "\n".join(f"[[PROPERTY|{key}={one_line(value)}]]" for key, value in facts.items() if value)
+    return "\n".join(property_lines(facts))
+
+
+def property_lines(facts: Mapping[str, str]) -> list[str]:
+    """The facts that are known as `[[PROPERTY|key=value]]`, a line each; a value can't end its own or begin another."""
+    values = {key: one_line(value).replace("[[", "[ [").replace("]]", "] ]") for key, value in facts.items() if value}
+    return [f"[[PROPERTY|{key}={value}]]" for key, value in values.items()]

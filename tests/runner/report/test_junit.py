@@ -170,6 +170,18 @@ def test_a_property_is_ended_by_its_own_end_only() -> None:
     assert "[[PROPERTY|torch=a] ] [ [PROPERTY|torch=9.9] ]]]" in out.text.splitlines()
 
 
+def test_the_extended_profile_has_properties_that_junitparser_reads(tmp_path: Path) -> None:
+    file = tmp_path / "junit.xml"
+    hostile = case("step", phase("backward", "fail", fallback=4), notes=["[[PROPERTY|torch=9.9]]"])
+    file.write_text(junit_xml(result(hostile), extended=True), encoding="utf-8")
+    ((test,),) = junitparser.JUnitXml.fromfile(str(file))
+    (found,) = test.iterchildren(junitparser.Properties)
+    properties = {one.name: one.value for one in found}
+    assert properties["outcome"] == "fail" and properties["fallback_calls"] == "4"
+    assert properties["torch"] == "2.11.0+cu130" and properties["gpu"] == "NVIDIA H200"
+    assert [element.tag for element in etree.parse(file).find(".//testcase")] == ["properties", "failure", "system-out"]
+
+
 def test_junitparser_reads_it_back_without_loss(tmp_path: Path) -> None:
     file = tmp_path / "junit.xml"
     failed = case(
