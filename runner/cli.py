@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,20 +26,42 @@ exit status: 0 symmetric kernels can run here, 1 they can't, 2 the call is wrong
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status. Errors end in one line on stderr, without a traceback."""
+    _prepare_streams()
     given, script_arguments = _split(list(sys.argv[1:] if arguments is None else arguments))
     parsed = _parser().parse_args(given, argparse.Namespace(script_arguments=script_arguments))
     try:
         status: int = parsed.command(parsed)
+        sys.stdout.flush()  # here, where it can still be told that it fails
     except SymmemCheckError as error:
         _tell(f"symmem-check: {error}")
         return error.exit_status
-    except BrokenPipeError:  # the reader of our output, such as head, has left
-        sys.stderr.close()
-        return 0
+    except BrokenPipeError:  # the reader of our output, such as head, has left: end as a program in a pipe does
+        _drop_output()
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        _tell(f"symmem-check: {error.filename or 'an output'}: {error.strerror or error}")
+        _drop_output()
+        return 2
     except KeyboardInterrupt:
         _tell("symmem-check: interrupted")
         return 130
     return status
+
+
+def _prepare_streams() -> None:
+    """Make stdout and stderr take all that is printed: closed ones nothing, others any character in some form."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the caller; it must not become the next file that is opened
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _drop_output() -> None:
+    """Let what is still to be written go nowhere: the interpreter would fail on it once more at its end."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -271,7 +297,9 @@ def _compare(parsed: argparse.Namespace) -> int:
     if parsed.format == "json":
         import msgspec
 
-        sys.stdout.write(msgspec.json.encode(comparison).decode() + "\n")
+        from .report.text import inert_json
+
+        sys.stdout.write(inert_json(msgspec.json.encode(comparison).decode()) + "\n")
     else:
         from .report.comparison import print_comparison
 
@@ -346,7 +374,9 @@ def _doctor(parsed: argparse.Namespace) -> int:
     if parsed.format == "json":
         import msgspec
 
-        sys.stdout.write(msgspec.json.encode(diagnosis).decode() + "\n")
+        from .report.text import inert_json
+
+        sys.stdout.write(inert_json(msgspec.json.encode(diagnosis).decode()) + "\n")
     else:
         from .report.doctor import print_diagnosis
 
@@ -355,5 +385,8 @@ def _doctor(parsed: argparse.Namespace) -> int:
 
 
 def _tell(line: str) -> None:
-    """Print one line of progress or trouble to stderr, without control characters from names in it."""
-    print("".join(char if char.isprintable() else "�" for char in line), file=sys.stderr, flush=True)
+    """Print one line of progress or trouble to stderr; names in it can give no commands, and a full disk is no end."""
+    from .report.text import inert
+
+    with contextlib.suppress(OSError):
+        print(inert("".join(char if char.isprintable() else "�" for char in line)), file=sys.stderr, flush=True)
