@@ -199,8 +199,8 @@ def _report() -> int:
         return 2
     result = read_result(out / "result.json")
     _write_reports(result, inputs, out)
-    url = _annotate(result, inputs, out)
-    _output(_outputs(result, inputs, out) | {"comment-url": url})
+    _output(_outputs(result, inputs, out))  # first, since with GitHub much can go wrong
+    _output({"comment-url": _annotate(result, inputs, out)})
     return 0
 
 

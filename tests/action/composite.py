@@ -57,15 +57,14 @@ class Composite:
             self.take(played, name, done.returncode, done.stdout, environment)
         return played
 
-    def steps(
-        self, played: Played, inputs: Mapping[str, str]
-    ) -> Iterator[tuple[dict[str, Any], dict[str, str], Path]]:
+    def steps(self, played: Played, inputs: Mapping[str, str]) -> Iterator[tuple[dict[str, Any], dict[str, str], Path]]:
         """The steps that run, one after another, as what was `played` says; each with its environment and script."""
-        given = {name: about.get("default", "") for name, about in self.document["inputs"].items()}
+        self._known: dict[str, str] = {}
+        given = {name: self._resolve(about.get("default", "")) for name, about in self.document["inputs"].items()}
         for name, value in inputs.items():
             assert name.replace("_", "-") in given, name
             given[name.replace("_", "-")] = value
-        self._known = {f"inputs.{name}": value for name, value in given.items()}
+        self._known |= {f"inputs.{name}": value for name, value in given.items()}
         for step in self.document["runs"]["steps"]:
             if not self._runs(step, played):
                 continue
