@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import IO, TYPE_CHECKING, Any, TextIO, cast
+
+from .text import inert
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -11,12 +14,28 @@ if TYPE_CHECKING:
 
 
 def console_for(file: TextIO | Console | None) -> Console:
-    """`file` as a rich Console that takes text as it is; None is stdout."""
+    """`file` as a rich Console that takes text as it is; None is stdout. In a pipe no line is a workflow command."""
     from rich.console import Console
 
     if isinstance(file, Console):
         return file
-    return Console(file=file, markup=False, emoji=False, highlight=False)
+    output = file or sys.stdout
+    if not output.isatty():
+        output = cast("TextIO", _Inert(output))
+    return Console(file=cast("IO[str]", output), markup=False, emoji=False, highlight=False)
+
+
+class _Inert:
+    """A text stream through which nothing passes for a workflow command; each write begins a line."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        return self._file.write(inert(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def columns(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> list[Text]:

@@ -34,6 +34,12 @@ _MARKDOWN = re.compile(
 _ISSUE_URL = re.compile(r"https://(?:[a-z0-9-]+\.)+[a-z]{2,}(?:/[A-Za-z0-9._~-]+)*/?(?:#[A-Za-z0-9._-]+)?")
 _GITHUB_ISSUE = re.compile(r"https://github\.com/[^/]+/([^/]+)/(?:issues|pull)/(\d+)")
 
+# What stands for itself in a line: the runner compares by culture, so that soft hyphens, joiners and other characters
+# that nobody sees may stand between those of a command.
+_PLAIN = "\x21-\x7e"
+_COMMAND = re.compile(rf"#(?=[^{_PLAIN}\n\r]*#[^{_PLAIN}\n\r]*\[)|(?<![^\n\r])[^{_PLAIN}\n\r]*:(?=[^{_PLAIN}\n\r]*:)")
+_COMMAND_IN_JSON = re.compile(rf"#(?=[^{_PLAIN}]*\[)")
+
 
 class Markdown(str):
     """Text that is Markdown already, so the template takes it as it stands."""
@@ -117,6 +123,23 @@ def issue_link(url: str) -> Markdown:
 
 
 def spreadsheet(text: str) -> str:
-    """`text` cleaned, with a quote before what a spreadsheet would run as a formula (CWE-1236)."""
-    line = clean(text)
-    return "'" + line if line[:1] in ("=", "+", "-", "@", "\t", "\n") else line
+    """`text` on one line, with a quote before what a spreadsheet would run as a formula (CWE-1236).
+
+    A line break in a cell is correct CSV, but would let what follows it pass for a line of its own in a job's log.
+    """
+    line = inert(" ".join(clean(text).split()))
+    return "'" + line if line[:1] in ("=", "+", "-", "@") else line
+
+
+def inert(text: str) -> str:
+    """Lines in which GitHub's runner sees no command, by a blank in what would make one; others as they are.
+
+    It takes a line that begins with `::`, and, as in its first versions, `##[` anywhere in a line:
+    https://github.com/actions/runner/blob/main/src/Runner.Common/ActionCommand.cs
+    """
+    return _COMMAND.sub(lambda found: f"{found.group()} ", text)
+
+
+def inert_json(document: str) -> str:
+    """A JSON document of one line in which GitHub's runner sees no command, with the same content."""
+    return _COMMAND_IN_JSON.sub(r"\\u0023", document)

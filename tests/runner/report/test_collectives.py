@@ -129,7 +129,7 @@ def test_csv_is_only_data() -> None:
     write_collectives_csv([trace(hostile, file="-rank.json")], file)
     (row,) = csv.DictReader(io.StringIO(file.getvalue()))
     assert (row["file"], row["kernel"], row["group"]) == ("'-rank.json", "'=cmd|' /C calc'!A0", "'+1")
-    assert row["dtype"] == "'@x" and row["why"] == 'a "quoted", split\nline'
+    assert row["dtype"] == "'@x" and row["why"] == 'a "quoted", split line'
 
 
 @settings(deadline=None)
