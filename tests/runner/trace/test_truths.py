@@ -20,7 +20,7 @@ def by_command_line() -> dict[str, Any]:
     done = classify(*{path.parent for path in TRUTHS})
     assert done.returncode == 0, done.stderr
     files = {file["file"].rsplit("/", 1)[1]: file for file in json.loads(done.stdout)["files"]}
-    assert len(files) == len(TRUTHS) == 84
+    assert len(files) == len(TRUTHS) == 90
     return files
 
 
