@@ -65,4 +65,7 @@ def _result_member(opened: zipfile.ZipFile) -> zipfile.ZipInfo:
         raise UserError(f"the artifact's {RESULT_NAME} is a link or the like, and no file")
     if member.flag_bits & 1:
         raise UserError(f"the artifact's {RESULT_NAME} is encrypted")
+    # Of the other methods zipfile unpacks all at once, however little is read; no upload to GitHub uses them.
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise UserError(f"the artifact's {RESULT_NAME} is compressed by another method than zip's usual ones")
     return member
