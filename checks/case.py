@@ -46,7 +46,7 @@ class Case:
             self.watch(step)
         seconds = trace_steps(
             lambda: self._step(step),
-            lambda name: self.control.barrier(f"{self.id}/{name}", self.deadline),
+            self._edge,
             self.record.trace_path,
             device=self.device,
             warmup=self.warmup,
@@ -57,6 +57,14 @@ class Case:
         self.record.content["pool"] = self.pool.describe()
         if not self._watched:
             self._record_buffers(self._noted)
+
+    def _edge(self, name: str) -> None:
+        """Wait for the other ranks before the traced steps and after them, and note where NCCL's log is then."""
+        self.control.barrier(f"{self.id}/{name}", self.deadline)
+        if name == "begin":
+            self.record.log_from_here()
+        else:
+            self.record.log_to_here()
 
     def allocate(self, step: Callable[[], None]) -> None:
         """Run `step` once so that the pool gets its segments, and see that they are registered. Collective."""

@@ -42,7 +42,7 @@ def trace_steps(
 
     Kineto drops what is not fully inside the window, and keeps the kernels of a warm-up step that run late without
     their launches; so the step before the window and the last one in it end only when this GPU is idle and every
-    rank has come as far. Returns the seconds that the export took.
+    rank has come as far: `barrier` is called with "begin" and "end". Returns the seconds that the export took.
     """
     exported = 0.0
     # One cycle is all there is; torch says on every rank that others would be cleared.
@@ -66,6 +66,6 @@ def trace_steps(
             step()
             if number in (warmup, warmup + steps):
                 synchronize(device)
-                barrier(f"step{number}")
+                barrier("begin" if number == warmup else "end")
             window.step()
     return exported

@@ -8,6 +8,8 @@ import threading
 import time
 from pathlib import Path
 
+from .nccl_log import log_size
+
 
 def write_json(path: Path, content: dict) -> None:
     """Write `content` so that a reader sees the old file or the new one, never half of it."""
@@ -40,10 +42,23 @@ class Record:
             "pool": None,
             "trace": None,
             "seconds": {},
+            "nccl_log": None,
         }
         self._began = time.monotonic()
         self._lock = threading.Lock()
+        self.log_from_here()
         write_json(self.path, self.content)
+
+    def log_from_here(self) -> None:
+        """Note where NCCL's own log is now: what it adds from here on is this case's. None where it writes none."""
+        size = log_size()
+        self.content["nccl_log"] = [size, None] if size is not None else None
+
+    def log_to_here(self) -> None:
+        """Note that what NCCL's log adds from here on is no longer this case's; the first call counts."""
+        log = self.content["nccl_log"]
+        if log is not None and log[1] is None:
+            self.content["nccl_log"] = [log[0], log_size()]
 
     def finish(self, outcome: str, message: str | None = None, detail: str | None = None) -> bool:
         """End the record; returns False, and changes nothing, where it has ended before.
@@ -53,6 +68,7 @@ class Record:
         with self._lock:
             if self.content["state"] == "done":
                 return False
+            self.log_to_here()
             content = dict(self.content, state="done", outcome=outcome, message=message, detail=detail)
             content["seconds"] = dict(content["seconds"], total=round(time.monotonic() - self._began, 3))
             write_json(self.path, content)

@@ -120,11 +120,13 @@ class Steps:
             self._start()
         elif self.seen == self.warmup:
             self._together("begin")
+            self.record.log_from_here()
             self._window.step()
         elif self.warmup < self.seen < self.warmup + self.steps:
             self._window.step()
         elif self.seen == self.warmup + self.steps:
             self._together("end")
+            self.record.log_to_here()
             self._marks.stop()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)

@@ -117,6 +117,9 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--out", metavar="DIR", type=Path, default=DEFAULT_OUT, help=f"output folder (default: {DEFAULT_OUT})"
     )
     run.add_argument("--page", action="store_true", help="write page.html too: all of it as one page")
+    run.add_argument(
+        "--witness", action="store_true", help="have NCCL write its own log, and tell where the traces say otherwise"
+    )
     run.add_argument("--replay", action="store_true", help="judge the recorded run that ships with symmem-check")
     _add_gate(run)
     _add_script(run)

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from .errors import UserError
+from .nccl_log import log_variables
 from .plan import Plan, write_plan
 from .processes import Processes, how_it_ended
 from .runfolder import RunFolder, write_json
@@ -102,8 +103,10 @@ def describe_python(python: str, environment: dict[str, str] | None = None, *, t
         return PythonFacts(error=f"{python} {how_it_ended(done.returncode)}: {said[-1] if said else 'no output'}")
 
 
-def ranks_environment(plan: Plan, environment: dict[str, str]) -> dict[str, str]:
+def ranks_environment(plan: Plan, environment: dict[str, str], folder: Path | None = None) -> dict[str, str]:
     """Return the environment of one start: the caller's, with what the plan needs.
+
+    Where the plan asks for a witness, NCCL writes its log into the start's `folder`, wherever the caller had it.
 
     What the caller has set stands, but where the start's launch configuration says otherwise: a case would else not
     be what its name tells.
@@ -111,7 +114,8 @@ def ranks_environment(plan: Plan, environment: dict[str, str]) -> dict[str, str]
     needed = dict(SHARED_GPU_ENVIRONMENT) if plan.device == "cuda" and plan.ranks_per_gpu > 1 else {}
     # torchrun would set the same, and say so at length.
     needed["OMP_NUM_THREADS"] = "1"
-    return {**needed, **environment, **plan.configuration.env}
+    log = log_variables(folder) if plan.witness and folder is not None else {}
+    return {**needed, **environment, **plan.configuration.env, **log}
 
 
 def torchrun_command(
@@ -154,8 +158,8 @@ def run_plan(
     with stoppable() if stop is None else nullcontext(stop) as asked:
         while (left := watch.left()) and not asked.signal:
             part = plan.part(left, len(starts))
-            variables = ranks_environment(part, caller)
             folder = run_folder / "starts" / str(part.start)
+            variables = ranks_environment(part, caller, folder)
             write_plan(part, folder / "plan.json")
             command = torchrun_command(part, folder / "plan.json", run_folder, python, preload, variables)
             processes = Processes(command, variables, folder / "log.txt")

@@ -94,6 +94,13 @@ def log_variables(folder: Path) -> dict[str, str]:
     return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": SUBSYSTEMS, "NCCL_DEBUG_FILE": f"{path}/nccl.%p.log"}
 
 
+def replacing(environment: Mapping[str, str]) -> str | None:
+    """A line on the variables of an environment that say otherwise than `log_variables` will; None if none does."""
+    own = log_variables(Path())
+    names = [name for name in own if environment.get(name, own[name]) != own[name]]
+    return f"--witness replaces {', '.join(names)}: NCCL's log goes into the run folder" if names else None
+
+
 def log_path(folder: Path, pid: int) -> Path:
     """Where `log_variables` lets the process `pid` write its log."""
     return folder / f"nccl.{pid}.log"

@@ -54,7 +54,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     `warmup` steps are traced and thrown away before `steps` steps are kept; `start` counts the starts of
     the ranks, from 0; a workload's file is looked for from `root`, by default the working directory. A start's
-    own plan holds one configuration, and no entry in `configurations` where that is the default.
+    own plan holds one configuration, and no entry in `configurations` where that is the default. With `witness` NCCL
+    writes its own log beside a start's plan.
     """
 
     schema: int = PLAN_SCHEMA
@@ -66,6 +67,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     steps: int = 2
     start: int = 0
     root: str | None = None
+    witness: bool = False
     configurations: dict[str, Configuration] = {}
     cases: list[Case]
 
@@ -73,6 +75,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def configuration(self) -> Configuration:
         """What the plan's first case runs in; of a start's own plan that holds for all of its cases."""
         return self.configurations.get(self.cases[0].configuration, Configuration()) if self.cases else Configuration()
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """All variables that a launch configuration of the plan sets."""
+        return {name: value for one in self.configurations.values() for name, value in one.env.items()}
 
     def part(self, cases: Sequence[Case], start: int) -> Plan:
         """The plan of a start of the ranks: of `cases`, those that share the first one's launch configuration."""

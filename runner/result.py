@@ -90,8 +90,9 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
 
     `start` is the start of the ranks it ran in. `trouble` is one line on what went wrong in the case as a whole
     (raised, hung, died, wrong values), `detail` the traceback or stacks. `notes` tell what a reader must know
-    (a trace that was salvaged), `witness` where NCCL's own log says otherwise than the trace. `configuration` names the
-    launch configuration it ran in. `seconds` is the slowest rank's time. `buffers` are those of rank 0.
+    (a trace that was salvaged), `witness` where NCCL's own log says otherwise than the trace; `witnessed` that the two
+    could be compared. `configuration` names the launch configuration it ran in. `seconds` is the slowest rank's time.
+    `buffers` are those of rank 0.
     """
 
     id: str
@@ -109,6 +110,7 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
     buffers: list[Buffer] = []
     notes: list[str] = []
     witness: list[str] = []
+    witnessed: bool = False
     bandwidth: list[BandwidthRow] = []
     seconds: float | None = None
     collectives: list[Collective] = []

@@ -18,6 +18,7 @@ from .judge.gate import gated
 from .judge.run import judge_run, unmeasured_run
 from .launch import describe_python, run_plan
 from .nccl_library import nccl_to_preload
+from .nccl_log import replacing
 from .plan import DEFAULT_CONFIGURATION, Configuration, Plan
 from .result import Result, write_result
 from .runfolder import RunFolder
@@ -50,9 +51,12 @@ def run(settings: RunSettings, tell: Callable[[str], None]) -> Result:
         return finish(result, settings, baseline)
     ranks = settings.ranks or suite.ranks
     plan = suite.plan(ranks=ranks, ranks_per_gpu=share(ranks, settings.ranks_per_gpu, len(facts.devices)))
+    plan = msgspec.structs.replace(plan, witness=settings.witness)
     preload = nccl_to_preload(settings.nccl, facts, tell)
     gpus = -(-ranks // plan.ranks_per_gpu)
     tell(f"{len(plan.cases)} cases, {ranks} ranks on {gpus} × {facts.devices[0].name}, torch {facts.torch}")
+    if plan.witness and (told := replacing(os.environ | plan.variables)):
+        tell(told)
     with holding_signals() as stop:
         result = run_suite(suite, plan, settings, tell, preload=preload, stop=stop)
         seconds = {"describe": described, **result.seconds}

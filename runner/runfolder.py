@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path, PurePosixPath
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
@@ -18,6 +18,8 @@ RankOutcome = Literal["ok", "raised", "hung", "wrong-values", "incapable"]
 LostOutcome = Literal["died", "hung", "stopped"]
 Ended = Literal["finished", "restart", "died", "hung", "stopped"]
 Registration = Literal["symmetric", "plain", "none"]
+Place = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+"""A place in a file, in bytes from its begin."""
 
 
 class Values(msgspec.Struct, frozen=True):
@@ -65,7 +67,12 @@ class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank recorded of one case; a process that died leaves `state` at "started"."""
+    """What one rank recorded of one case; a process that died leaves `state` at "started".
+
+    `nccl_log` is where NCCL's log of this process was when the traced steps began, and when they ended: None at the
+    end for a process that died, None for both where NCCL writes no log of its own. Of a case without traced steps it
+    is all that the case added.
+    """
 
     case: str
     rank: int
@@ -80,6 +87,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     trace: str | None = None
     bandwidth: list[Bandwidth] = []
     seconds: dict[str, float] = {}
+    nccl_log: tuple[Place, Place | None] | None = None
 
 
 class Nccl(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from .compare import read_baseline
 from .judge.script import judge_script, unmeasured_script
 from .launch import SHARED_GPU_ENVIRONMENT, checks_folder, describe_python
 from .nccl_library import nccl_to_preload
+from .nccl_log import log_variables, replacing
 from .plan import Case, Plan, write_plan
 from .processes import POLL_SECONDS, Processes, how_it_ended
 from .result import Result
@@ -63,8 +64,13 @@ def run_script(settings: RunSettings, script: ScriptSettings, tell: Callable[[st
         tell(f"tracing steps {first} to {last}; its output goes to {settings.out / 'run/starts/0/log.txt'}")
         if ranks_per_gpu > 1 and preload is None:
             tell(f"{ranks_per_gpu} ranks share a GPU, which needs NCCL 2.30.3 or newer (--nccl 2.30.7)")
+        if settings.witness and (told := replacing(os.environ)):
+            tell(told)
         folder = RunFolder(settings.out / "run")
-        end = run_ranks(script, folder, ranks, ranks_per_gpu, python=settings.python, preload=preload)
+        end = run_ranks(
+            script, folder, ranks, ranks_per_gpu,
+            python=settings.python, preload=preload, witness=settings.witness,
+        )  # fmt: skip
         tell(f"the script {end.ended}" + (f": {end.message}" if end.message else ""))
         result = judge_script(folder, asked)
     seconds = {"all": round(time.monotonic() - began, 3)}
@@ -90,15 +96,19 @@ def run_ranks(
     python: str,
     preload: Path | None = None,
     environment: dict[str, str] | None = None,
+    witness: bool = False,
 ) -> End:
     """Run the script once under torchrun, writing into `folder`; returns how it ended.
+
+    With `witness` NCCL writes its own log there too, wherever the caller had it.
 
     Environment (by default this process's), working directory and arguments are the caller's. No process of it is
     left when this returns. SIGINT, SIGTERM and SIGHUP end the ranks first and act then.
     """
     path = folder.path.resolve()
     case = Case(id="script", folder=FOLDER, workload=script.file, axes={}, deadline=script.timeout)
-    write_plan(Plan(ranks=ranks, ranks_per_gpu=ranks_per_gpu, steps=script.steps, cases=[case]), path / "plan.json")
+    whole = Plan(ranks=ranks, ranks_per_gpu=ranks_per_gpu, steps=script.steps, witness=witness, cases=[case])
+    write_plan(whole, path / "plan.json")
     plan = ScriptPlan(
         script=script.file, arguments=script.arguments, ranks_per_gpu=ranks_per_gpu, warmup=script.warmup,
         steps=script.steps, keep_going=script.keep_going,
@@ -109,8 +119,9 @@ def run_ranks(
     caller = dict(os.environ) if environment is None else environment
     # torchrun would set the threads alike, and say so at length.
     needed = {"OMP_NUM_THREADS": "1"} | (SHARED_GPU_ENVIRONMENT if ranks_per_gpu > 1 else {})
+    variables = {**needed, **caller, **(log_variables(start) if witness else {})}
     with stoppable() as stop:
-        processes = Processes(_command(path, ranks, python, preload, caller), {**needed, **caller}, start / "log.txt")
+        processes = Processes(_command(path, ranks, python, preload, caller), variables, start / "log.txt")
         try:
             end = _follow(processes, stop, script.timeout)
         finally:

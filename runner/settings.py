@@ -39,7 +39,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `python` is the interpreter with the torch under test; `nccl` a path or a version, None for torch's own. `gate` is
     what the verdict is to hold, and `baseline` the result to compare with, None where there is none. With `page`
-    the page is among the reports.
+    the page is among the reports. With `witness` NCCL writes its own log, to be held against the traces.
     """
 
     suite: str
@@ -54,13 +54,14 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     gate: Gate = Gate()
     baseline: Path | None = None
     page: bool = False
+    witness: bool = False
 
 
 def run_settings(arguments: argparse.Namespace) -> RunSettings:
     """Settings of `symmem-check run`. Raises UserError for flags that don't go together."""
     if arguments.replay:
         given = {"--ranks": arguments.ranks, "--ranks-per-gpu": arguments.ranks_per_gpu, "--nccl": arguments.nccl}
-        given |= {"--python": arguments.python, "--suite": arguments.suite}
+        given |= {"--python": arguments.python, "--suite": arguments.suite, "--witness": arguments.witness or None}
         extra = [flag for flag, value in given.items() if value is not None]
         if extra:
             raise UserError(f"{' and '.join(extra)} can't change a recorded run; leave it out, or leave out --replay")
@@ -78,6 +79,7 @@ def run_settings(arguments: argparse.Namespace) -> RunSettings:
         gate=gate_settings(arguments),
         baseline=baseline_setting(arguments),
         page=arguments.page,
+        witness=arguments.witness,
     )
 
 

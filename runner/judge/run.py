@@ -22,6 +22,7 @@ from .bandwidth import bandwidth_rows
 from .coverage import GATE_PHASES, added, coverage
 from .expectation import Seen, Trouble, judge_phase
 from .gate import verdict
+from .witness import Witnesses
 
 PROBES_ONLY = "machine and PyTorch build only, not your code"
 
@@ -35,10 +36,12 @@ def judge_run(folder: RunFolder, suite: Suite, *, replay: bool = False, notes: S
     cases = [case for case in suite.cases if case.id in planned]
     if not cases:
         raise UserError(f"{folder.path}: has no case of the suite {suite.name}; judge it by the suite it was run with")
-    environments = Environments(folder)
-    results = [judge_case(folder, planned[case.id], case, environments) for case in cases]
+    environments, witnesses = Environments(folder), Witnesses(folder)
+    results = [judge_case(folder, planned[case.id], case, environments, witnesses) for case in cases]
     result = _result(suite, results, environments.usual)
     told = [*_interruption(folder, results), *_configurations(folder.plan()), *_only_in_one(planned, suite)]
+    compared = [case for case in results if case.witnessed]
+    told += witnesses.said(len(compared), sum(bool(case.witness) for case in compared))
     return msgspec.structs.replace(
         result,
         replay=replay,
@@ -103,7 +106,9 @@ def unmeasured_run(suite: Suite, ranks: int, ranks_per_gpu: int, why: str) -> Re
     return _result(suite, results, environment)
 
 
-def judge_case(folder: RunFolder, planned: Case, case: SuiteCase, environments: Environments) -> CaseResult:
+def judge_case(
+    folder: RunFolder, planned: Case, case: SuiteCase, environments: Environments, witnesses: Witnesses
+) -> CaseResult:
     """Judge one case by what its ranks left."""
     records, lost = folder.records(planned), folder.lost(planned)
     first = records.get(min(records)) if records else None
@@ -114,8 +119,15 @@ def judge_case(folder: RunFolder, planned: Case, case: SuiteCase, environments: 
     notes: list[str] = []
     if trouble is None:
         collectives, notes, trouble = _read_traces(folder, planned, records, environment.ranks)
-    buffers = [buffer for record in records.values() for buffer in record.buffers]
-    seen = Seen(collectives=collectives, buffers=buffers, pool=first.pool if first else None, trouble=trouble)
+    witness = witnesses.of_case(start, records.get(0), collectives.get(0, []))
+    notes += witness.notes(trouble=trouble is not None)
+    seen = Seen(
+        collectives=collectives,
+        buffers=[buffer for record in records.values() for buffer in record.buffers],
+        pool=first.pool if first else None,
+        trouble=trouble,
+        log=witness.facts,
+    )
     untold = sum(row.phase == "unknown" for rows in collectives.values() for row in rows)
     if untold:
         notes.append(f"of {untold} collectives the phase can't be told; they count in neither forward nor backward")
@@ -134,6 +146,8 @@ def judge_case(folder: RunFolder, planned: Case, case: SuiteCase, environments: 
         pool=first.pool if first else None,
         buffers=first.buffers if first else [],
         notes=notes,
+        witness=witness.disagreements,
+        witnessed=witness.compared,
         bandwidth=bandwidth_rows(records[rank].bandwidth for rank in sorted(records)),
         seconds=max((record.seconds.get("total", 0.0) for record in records.values()), default=None),
         collectives=sorted((row for rows in collectives.values() for row in rows), key=lambda row: row.start),
@@ -261,7 +275,8 @@ def _merged(ranks: int, ranks_per_gpu: int, own: Sequence[RankEnvironment]) -> E
         capability=joined([".".join(map(str, rank.capability)) if rank.capability else None for rank in own]),
         multicast=agreed([rank.multicast for rank in own]),
         nvlink=agreed([rank.nvlink for rank in own]),
-        variables={name: value for rank in own for name, value in rank.env.items()},
+        # Where NCCL's log lies says nothing elsewhere: it is a path on the machine that ran.
+        variables={name: value for rank in own for name, value in rank.env.items() if name != "NCCL_DEBUG_FILE"},
     )
 
 

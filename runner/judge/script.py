@@ -13,6 +13,7 @@ from .. import __version__
 from ..errors import UserError
 from ..findings import Cause
 from ..model import PHASES, Collective, Coverage
+from ..nccl_log import LogFacts
 from ..plan import Case
 from ..result import Environment, Result, StartResult, SuiteName, Verdict
 from ..runfolder import Buffer, End, PoolRecord, Record, RunFolder, read_json
@@ -25,6 +26,7 @@ from .gate import verdict
 from .run import read_environment
 from .script_cause import script_cause
 from .script_issuers import Issuer, issuers
+from .witness import Witnesses
 
 MOST_FALLEN = 100
 SHARED_GPU = (
@@ -86,9 +88,10 @@ def judge_script(folder: RunFolder, asked: ScriptResult) -> Result:
     facts = first.script if first is not None else None
     rows = script_rows([call.collective for call in calls], asked.steps)
     buffers = [buffer for record in records.values() for buffer in record.buffers]
-    fallen = script_fallen(calls, asked.steps, buffers, first.pool if first else None, environment)
     if trouble is None and not calls:
         trouble = Trouble(False, f"no collective was traced in {asked.steps} steps")
+    log = _witnessed(folder, records.get(0), calls, trouble, notes)
+    fallen = script_fallen(calls, asked.steps, buffers, first.pool if first else None, environment, log)
     script = msgspec.structs.replace(
         asked,
         optimizer=facts.optimizer if facts else None,
@@ -181,6 +184,18 @@ def _calls(folder: RunFolder, case: Case, rank: int, record: ScriptRecord, notes
     return [Call(row, issuer) for row, issuer in zip(rows, issuers(path, rows, modules), strict=True)]
 
 
+def _witnessed(
+    folder: RunFolder, first: ScriptRecord | None, calls: Sequence[Call], trouble: Trouble | None, notes: list[str]
+) -> LogFacts | None:
+    """The facts of NCCL's own log; where it disagrees with rank 0's trace, and what it warned of, goes to `notes`."""
+    witnesses = Witnesses(folder)
+    own = [call.collective for call in calls if call.collective.rank == 0]
+    witness = witnesses.of_script(first, own)
+    notes += witness.notes(trouble=trouble is not None) + witness.disagreements
+    notes += witnesses.said(int(witness.compared), int(bool(witness.disagreements)), of_script=True)
+    return witness.facts
+
+
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
@@ -217,6 +232,7 @@ def script_fallen(
     buffers: Sequence[Buffer],
     pool: PoolRecord | None,
     environment: Environment,
+    log: LogFacts | None = None,
 ) -> list[Fallen]:
     """The collectives that fell back or had to, alike ones together, most bytes a step first."""
     groups: dict[tuple[object, ...], list[Call]] = {}
@@ -228,7 +244,7 @@ def script_fallen(
     fallen = []
     for found in groups.values():
         alike = [call.collective for call in found]
-        cause = script_cause(alike, symmetric, buffers, pool, environment, found[0].issuer.op)
+        cause = script_cause(alike, symmetric, buffers, pool, environment, found[0].issuer.op, log)
         fallen.append(_fallen(found, steps, cause))
     return sorted(fallen, key=lambda one: -(one.bytes or 0) * one.calls_per_step)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ..findings import Cause
 from ..model import Collective
+from ..nccl_log import LogFacts
 from ..result import Environment
 from ..runfolder import Buffer, PoolRecord
 from .cause import Evidence, find_cause
@@ -18,12 +19,13 @@ def script_cause(
     pool: PoolRecord | None,
     environment: Environment,
     op: str | None = None,
+    log: LogFacts | None = None,
 ) -> Cause | None:
     """The first cause that the evidence supports for alike collectives of a script, or None.
 
     `symmetric` are the script's collectives that did run symmetric, `buffers` those that its collectives used in one
-    step, on all ranks; `pool` is what it has registered, None where that isn't known; `op` issued the collectives.
-    Without buffers, what is said of its pools is likely at best.
+    step, on all ranks; `pool` is what it has registered, None where that isn't known; `op` issued the collectives;
+    `log` is what NCCL's own log says. Without buffers, what is said of its pools is likely at best.
     """
     phase = "backward" if fallen[0].phase in ("backward", "recompute") else "forward"
     known = find_cause(
@@ -35,6 +37,7 @@ def script_cause(
             environment=environment,
             workload="fsdp2" if (op or "").startswith("FSDP::") else None,
             symmetric=symmetric,
+            log=log,
         )
     )
     if known is not None or pool is None or buffers:

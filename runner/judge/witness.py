@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from ..errors import UserError
 from ..model import Collective, Kind, Mechanism
 from ..nccl_log import COPY_ENGINE_LINES, LogFacts, NcclLog, log_path, read_log
+from ..runfolder import Record, RunFolder
 from .causes_facts import version_numbers
 
 _WORDS: dict[Mechanism, str] = {"nccl-symmetric": "symmetric", "nccl": "general", "nccl-copy-engine": "copy engine"}
@@ -45,11 +47,20 @@ class ProcessLog:
 
 
 class CaseWitness(NamedTuple):
-    """What NCCL's log says of one case: where it disagrees with the trace, its warnings in words, and the facts."""
+    """What NCCL's log says of one case: where it disagrees with the trace, its warnings in words, and the facts.
+
+    `compared` says whether there was something to compare, in both; `unread` why there is a log that can't be read.
+    """
 
     disagreements: list[str]
     warnings: list[str]
     facts: LogFacts | None
+    compared: bool = False
+    unread: str | None = None
+
+    def notes(self, *, trouble: bool) -> list[str]:
+        """What a reader must know of it beside the disagreements; NCCL's warnings only of a case in trouble."""
+        return [*([self.unread] if self.unread is not None else []), *(self.warnings if trouble else [])]
 
 
 def case_witness(
@@ -63,7 +74,61 @@ def case_witness(
     if window is None or not log.exists:
         return CaseWitness([], [], None)
     part = log.part(window)
-    return CaseWitness(witness(part, collectives), [f"NCCL warned: {text}" for text in part.facts.warnings], part.facts)
+    warnings = [f"NCCL warned: {text}" for text in part.facts.warnings]
+    compared = bool(_traced(part, collectives) and _logged(part)) and part.cut is None
+    return CaseWitness(witness(part, collectives), warnings, part.facts, compared)
+
+
+class Witnesses:
+    """The logs that NCCL wrote in a run, by start; without any where the run did not ask for them.
+
+    A log is rank 0's: from NCCL 2.28 on no other tells which kernels ran.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self.asked = folder.plan().witness
+        self._logs = dict(self._found()) if self.asked else {}
+
+    def _found(self) -> Iterator[tuple[int, ProcessLog]]:
+        for start in self._folder.starts():
+            first = self._folder.environments(start).get(0)
+            if first is not None:
+                log = ProcessLog(self._folder.path / "starts" / str(start), first.pid)
+                if log.exists:
+                    yield start, log
+
+    def of_case(self, start: int | None, first: Record | None, collectives: Sequence[Collective]) -> CaseWitness:
+        """The witness of a case with rank 0's record and collectives; a log that can't be read is told, not raised."""
+        return self._of(start, first.nccl_log if first is not None else None, collectives)
+
+    def of_script(self, first: Record | None, collectives: Sequence[Collective]) -> CaseWitness:
+        """The same of a script; one that never came to its traced steps has the whole log, for its warnings."""
+        window = first.nccl_log if first is not None else None
+        return self._of(0, window or (0, None), collectives if window else [])
+
+    def _of(
+        self, start: int | None, window: tuple[int, int | None] | None, collectives: Sequence[Collective]
+    ) -> CaseWitness:
+        log = self._logs.get(start) if start is not None else None
+        if log is None:
+            return CaseWitness([], [], None)
+        try:
+            return case_witness(log, window, collectives)
+        except UserError as error:
+            return CaseWitness([], [], None, unread=str(error).replace(f"{self._folder.path}/", ""))
+
+    def said(self, compared: int, disagreeing: int, *, of_script: bool = False) -> list[str]:
+        """One line on all of it, where it was asked for: of how many cases both could be compared, and disagree."""
+        if not self.asked:
+            return []
+        if not self._logs:
+            return ["NCCL's own log was asked for, and rank 0 wrote none: did NCCL run at all?"]
+        if not compared:
+            return ["NCCL's own log was asked for, and has nothing that could be compared with the traces"]
+        number = f"{disagreeing} of {compared}" if disagreeing else f"{compared}"
+        traces = "the trace of rank 0" if of_script else f"the traces of {number} case{'s' * (compared != 1)}"
+        return [f"NCCL's own log {'disagrees' if disagreeing else 'agrees'} with {traces}"]
 
 
 def witness(log: NcclLog, collectives: Sequence[Collective]) -> list[str]:

@@ -172,7 +172,7 @@ def _output(result: Result, case: CaseResult, phase: PhaseResult) -> str:
         "replay": "true" if result.replay else "",
     }
     lines += property_lines(facts)
-    lines += [f"note: {one_line(note)}" for note in case.notes]
+    lines += [f"note: {one_line(note)}" for note in (*case.notes, *case.witness)]
     return "\n".join(lines)
 
 

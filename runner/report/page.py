@@ -238,5 +238,7 @@ def _facts(case: CaseResult) -> Iterator[tuple[str, str]]:
         yield "segments", str(case.pool.segments)
     if case.values is not None:
         yield "values", f"{case.values.wrong} of {case.values.checked} wrong"
+    if case.witnessed:
+        yield "NCCL's own log", "disagrees" if case.witness else "agrees"
     if case.seconds is not None:
         yield "took", f"{case.seconds:.1f} s"

@@ -188,11 +188,14 @@ def phase_of(case: CaseResult, name: GatePhase) -> PhaseResult | None:
 
 
 def notes(result: Result) -> list[str]:
-    """What a reader must know beside the findings: shared GPUs, salvaged traces, starts of the ranks gone wrong."""
+    """What a reader must know beside the findings.
+
+    Shared GPUs, salvaged traces, where NCCL's own log disagrees, starts of the ranks gone wrong.
+    """
     ran = any(phase.kernels for case in result.cases for phase in case.phases)
     told = [SHARED_GPU] if ran and result.environment.ranks_per_gpu > 1 else []
     told += result.notes
-    told += [f"{case.id}: {note}" for case in result.cases for note in case.notes]
+    told += [f"{case.id}: {note}" for case in result.cases for note in (*case.notes, *case.witness)]
     for start in result.starts:
         if start.ended != "finished":
             told.append(f"start {start.number} of the ranks: {start.message or start.ended}")
