@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
+import msgspec
 import pytest
 
+from runner.action_traces import judge_traces
+from runner.result import Result
+from runner.traces import read_traces
 from tests.github.fake import REPOSITORY, FakeGithub
 from tests.github.shapes import EVENTS, WORKFLOW, event
+from tests.github.test_baseline import zipped
 
 from .composite import Composite
 
@@ -92,3 +98,13 @@ def on_pull(github: FakeGithub) -> dict[str, str]:
         "GITHUB_SHA": "d" * 40, "GITHUB_BASE_REF": "main", "GITHUB_REF_NAME": "2/merge", "GITHUB_REF_TYPE": "branch",
         "GITHUB_WORKFLOW_REF": f"{REPOSITORY}/{WORKFLOW}@refs/pull/2/merge",
     }  # fmt: skip
+
+
+def better(traces: Path) -> bytes:
+    """The artifact of a run of the workspace's traces in which backward had been symmetric too."""
+    patterns = (str(traces),)
+    document = json.loads(msgspec.json.encode(judge_traces(patterns, read_traces(patterns, warn=lambda line: None))))
+    forward, backward = (row["coverage"] for row in document["script"]["rows"])
+    assert (forward["ratio"], backward["ratio"]) == (1.0, 0.0)
+    backward["symmetric"], backward["fallback"], backward["ratio"] = backward["fallback"], backward["symmetric"], 1.0
+    return zipped(msgspec.convert(document, Result))

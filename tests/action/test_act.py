@@ -1,4 +1,4 @@
-"""The action end to end in act, from a caller's workflow: `uses: org/symmem-check@v1` and nothing else of this project."""
+"""The action end to end in act, from a caller's workflow that has `uses: org/symmem-check@v1`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ import yaml
 
 from runner.result import read_result
 from tests.github.fake import REPOSITORY, TOKEN, FakeGithub
-from tests.github.shapes import EVENTS
+from tests.github.shapes import EVENTS, event
+
+from .conftest import better
 
 ACT = Path(sys.executable).with_name("act")
 pytestmark = [pytest.mark.slow, pytest.mark.needs_program("git"), pytest.mark.timeout(600)]
@@ -140,19 +142,27 @@ def test_a_push_passes_and_leaves_its_result_and_one_that_falls_short_fails(call
     assert TOKEN not in acted.log
 
 
-def test_a_pull_request_gets_its_comment(caller: Caller, github: FakeGithub, on_pull: dict[str, str]) -> None:
+def test_a_pull_request_is_held_against_the_base_branch_and_gets_its_comment(
+    caller: Caller, github: FakeGithub
+) -> None:
+    github.add_run(1, on="pull_request", branch="faster")  # act's own run always has this number
+    github.add_run(9, branch=event("pull_request.opened")["pull_request"]["base"]["ref"])
+    github.add_artifact(9, better(caller.repository / "traces"))
     caller.workflow("pull_request", gate=[use(traces="traces/*.json.gz")])
     acted = caller.act("pull_request", EVENTS / "pull_request.opened.json", GITHUB_API_URL=github.url)
-    assert acted.status == 0, acted.log
+    assert acted.status == 1, acted.log
+    outputs = acted.outputs("gate")
+    assert (outputs["verdict"], outputs["regressions"]) == ("fail", "1"), acted.log
     (comment,) = github.comments
-    assert acted.outputs("gate")["comment-url"] == comment["html_url"]
+    assert outputs["comment-url"] == comment["html_url"]
     assert comment["issue_url"].endswith("/2")
     assert TOKEN not in acted.log
 
 
-def test_a_cancel_leaves_no_process_and_no_result(caller: Caller) -> None:
-    """act kills the step at once, and does not run what GitHub runs then; the ranks must go all the same."""
-    slow = "import os, time\nopen(os.environ['BEGUN'], 'a').close()\ntime.sleep(1000)\n"
+def test_a_cancelled_job_fails_and_leaves_no_result_that_could_be_a_baseline(caller: Caller) -> None:
+    """act kills the step at once, where GitHub sends SIGINT first: see test_steps.py for that."""
+    slow = "while os.getppid() == parent:\n    time.sleep(0.1)\n"
+    slow = f"import os, time\nparent = os.getppid()\nopen(os.environ['BEGUN'], 'a').close()\n{slow}"
     (caller.repository / "python").write_text(f"#!{sys.executable}\n{slow}")
     (caller.repository / "python").chmod(0o755)
     begun = caller.folder / "begun"
@@ -163,6 +173,7 @@ def test_a_cancel_leaves_no_process_and_no_result(caller: Caller) -> None:
         assert time.monotonic() < until and process.poll() is None
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    log, _ = process.communicate(timeout=60)
     assert process.returncode != 0
+    assert "Job succeeded" not in log
     assert not (caller.folder / "artifacts").exists()

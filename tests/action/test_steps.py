@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from runner.action import _deadline
+from runner.action_inputs import Inputs
 from runner.result import read_result
 from tests.github.fake import TOKEN, FakeGithub
 from tests.github.shapes import event
@@ -24,7 +26,7 @@ from tests.github.test_baseline import zipped
 from tests.runner.test_launch import marked_processes
 
 from .composite import Played, command
-from .conftest import Play
+from .conftest import Play, better
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs_program("bash")]
 ALL = "traces/*.json.gz"
@@ -132,23 +134,11 @@ def test_what_a_trace_holds_can_give_the_runner_no_command(composite: Play, work
 # ---- with GitHub -----------------------------------------------------------------------------------------------------
 
 
-def better(path: Path) -> bytes:
-    """The artifact of a run in which backward was symmetric too."""
-    document = json.loads(path.read_text())
-    forward, backward = (row["coverage"] for row in document["script"]["rows"])
-    backward["symmetric"], backward["fallback"] = backward["fallback"], backward["symmetric"]
-    backward["ratio"] = 1.0
-    assert forward["ratio"] == 1.0
-    path.write_text(json.dumps(document))
-    return zipped(read_result(path))
-
-
 def test_what_regressed_against_the_base_branch_fails_and_is_commented(
     composite: Play, github: FakeGithub, on_pull: dict[str, str], workspace: Path
 ) -> None:
-    composite().play(traces=ALL, baseline="none")
     github.add_run(1)
-    github.add_artifact(1, better(workspace / "symmem-check-out" / "result.json"))
+    github.add_artifact(1, better(workspace / "traces"))
     played = composite(**on_pull).play(traces=ALL, token=TOKEN)
     assert played.statuses == {"setup": 0, "fetch": 0, "run": 1, "report": 0}, played.logs
     assert (played.outputs["verdict"], played.outputs["regressions"]) == ("fail", "1")
@@ -279,3 +269,18 @@ def _wait(log: Path, text: str, process: subprocess.Popen[str]) -> None:
     while not (log.is_file() and text in log.read_text()):
         assert time.monotonic() < until and process.poll() is None, process.communicate()
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize(("inputs", "ended"), [({"timeout_minutes": 0}, True), ({"timeout_minutes": 1}, False)])
+def test_the_time_is_up_as_if_cancelled(
+    inputs: dict[str, int], ended: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    got: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: got.append(number))
+    try:
+        with _deadline(Inputs(**inputs)):
+            time.sleep(0.3)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert got == ([signal.SIGTERM] if ended else [])
+    assert ("timeout-minutes: 0 minutes are over" in capsys.readouterr().out) == ended
