@@ -73,8 +73,10 @@ def case(pool: str, *phases: PhaseResult, **more: Any) -> CaseResult:
 
 def result(*cases: CaseResult, word: Any = "pass", sentence: str = "All is as expected.", **more: Any) -> Result:
     fields = {"coverage": {}, "environment": ENVIRONMENT, "looks_at": "machine and PyTorch build only"} | more
+    script = more.get("script")
     return Result(
-        version="0.1.0", created="2026-11-30T10:00:00+00:00", suite=SuiteName("default", "suites/default.yaml"),
+        version="0.1.0", created="2026-11-30T10:00:00+00:00",
+        suite=SuiteName("script", script.command[0]) if script else SuiteName("default", "suites/default.yaml"),
         verdict=Verdict(word, sentence), cases=list(cases), **fields,
     )  # fmt: skip
 
