@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +44,6 @@ def regressed(cause: Cause | None = CAUSE, **more: Any) -> Result:
 
 def crashed() -> Result:
     return result(case("static", phase("backward", "error", message="the case hung")), word="fail", sentence="1 error.")
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeWithIssues]:
-    made = FakeWithIssues()
-    yield made
-    made.close()
-    assert made.violations == []
 
 
 Night = Callable[..., int]
