@@ -40,7 +40,9 @@ def run(settings: RunSettings, tell: Callable[[str], None]) -> Result:
     suite = load_suite(settings.suite).select(settings.only)
     baseline = read_baseline(settings.baseline, of_script=False)
     if settings.replay:
-        return finish(replay(suite), settings, baseline)
+        result = replay(suite)
+        prepare(settings.out)
+        return finish(result, settings, baseline)
     suite.find_workloads()
     prepare(settings.out)
     began = time.monotonic()

@@ -164,6 +164,14 @@ def replayed(tmp_path: Path, *arguments: str) -> tuple[int, Result]:
     return status, read_result(tmp_path / "out/result.json")
 
 
+def test_a_replay_leaves_nothing_of_an_earlier_run(tmp_path: Path) -> None:
+    replayed(tmp_path, "--page")
+    (tmp_path / "out" / "run").mkdir()
+    (tmp_path / "out" / "run" / "plan.json").write_text("{}")
+    replayed(tmp_path)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["junit.xml", "result.json", "summary.md"]
+
+
 def test_run_compares_with_a_baseline_and_says_so(
     baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
