@@ -9,6 +9,7 @@ import zlib
 from pathlib import Path
 
 from ..errors import UserError
+from ..report.text import one_line
 from ..result import LARGEST_RESULT
 
 RESULT_NAME = "result.json"
@@ -47,7 +48,8 @@ def extract_result(archive: Path, to: Path, limit: int = LARGEST_RESULT) -> None
                     target.write(chunk)
     # zipfile raises each of these for some malformed archive.
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError) as error:
-        raise UserError(f"the artifact is no zip file that can be read ({type(error).__name__}: {error})") from None
+        why = one_line(f"{type(error).__name__}: {error}", 300)  # it may quote a name of the archive
+        raise UserError(f"the artifact is no zip file that can be read ({why})") from None
 
 
 def _result_member(opened: zipfile.ZipFile) -> zipfile.ZipInfo:
