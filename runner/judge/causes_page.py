@@ -14,7 +14,7 @@ evidence for a cause is missing, that cause is passed over; where none is left, 
 known.
 
 Evidence is what the ranks recorded (buffers, pool, versions, environment, NVLink), the traces, and NCCL's own log where
-one was written.
+one was written (`symmem-check run --witness`).
 """
 
 
