@@ -124,7 +124,7 @@ def filled_with(text: str) -> Result:
                 for name, expected in (("forward", "symmetric"), ("backward", "fallback"))
             ),
             id=text, check=text, because=text, trouble=text, detail=f"{text}\n{text}", notes=[text],
-            seconds=float("nan"),
+            witness=[text], witnessed=True, seconds=float("nan"),
         )
         for outcome in outcomes
     ]  # fmt: skip
