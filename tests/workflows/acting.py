@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import zipfile
@@ -63,12 +64,34 @@ def copy_project(to: Path) -> Path:
     return to
 
 
+def warm(action: Path, folder: Path) -> Path:
+    """The action's packages, made once for all jobs of the tests, and a script that gives them to a job: its path.
+
+    Each job of act has an empty RUNNER_TEMP, as one of GitHub's machines. Making the packages there is tested with the
+    action.
+    """
+    code = "import pathlib, sys; sys.path.insert(0, sys.argv[1]); import action_start as start\n"
+    code += "start.packages(pathlib.Path(sys.argv[2]))"
+    subprocess.run(
+        ["python3", "-I", "-S", "-c", code, str(action / "runner"), str(folder)], check=True, stdout=subprocess.DEVNULL
+    )
+    script = folder / "give.sh"
+    script.write_text(
+        'if [ -n "$RUNNER_TEMP" ] && [ ! -e "$RUNNER_TEMP/symmem-check" ]; then\n'
+        f'  mkdir -p "$RUNNER_TEMP/symmem-check" && ln -s {shlex.quote(str(folder))}/symmem-check/packages-* '
+        '"$RUNNER_TEMP/symmem-check/"\nfi\n',
+        encoding="utf-8",
+    )
+    return script
+
+
 class Repository:
     """A repository on a branch, in a folder, and what act needs to run its workflows."""
 
-    def __init__(self, folder: Path, action: Path, api: str, cache: Path) -> None:
+    def __init__(self, folder: Path, action: Path, api: str, cache: Path, before: Path) -> None:
         self.folder, self.artifacts = folder / "repo", folder / "artifacts"
         self._action, self._api, self._cache, self._temp = action, api, cache, folder / "tmp"
+        self._before = before
         for made in (self.folder, self.artifacts, self._temp):
             made.mkdir(parents=True)
         self.git("init", "--quiet", "--initial-branch=main")
@@ -91,14 +114,18 @@ class Repository:
         for file in sorted(TRACES.glob(f"{name}_r*.json.gz")):
             shutil.copy(file, self.folder / folder / file.name)
 
-    def act(self, event: str, workflow: str, payload: dict[str, Any], *more: str, **variables: str) -> Ended:
+    def act(
+        self, event: str, workflow: str, payload: dict[str, Any], *more: str, commit: bool = True, **variables: str
+    ) -> Ended:
         """Commit all, then run a workflow as GitHub would for an event; `variables` are the environment's."""
-        self.git("add", "--all")
-        self.git("commit", "--quiet", "--allow-empty", "--message", "all")
+        if commit:
+            self.git("add", "--all")
+            self.git("commit", "--quiet", "--allow-empty", "--message", "all")
         (self._temp / "event.json").write_text(json.dumps(payload), encoding="utf-8")
         given = {
             "GITHUB_REPOSITORY": REPOSITORY, "GITHUB_API_URL": self._api, "GITHUB_RUN_ID": "50",
             "GITHUB_RUN_NUMBER": "5", "GITHUB_RUN_ATTEMPT": "1", "STUB_ARTIFACTS": str(self.artifacts),
+            "BASH_ENV": str(self._before),
         } | variables  # fmt: skip
         local = [f"org/symmem-check@v1={self._action}"]
         local += [f"{name}@{commit}={STUBS / name.split('/')[1]}" for name, commit in pins(yaml_files())]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ..github.shapes import HEAD, event
-from .acting import Repository, copy_project
+from .acting import Repository, copy_project, warm
 from .fake_issues import FakeWithIssues
 
 
@@ -28,9 +28,15 @@ def action(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy_project(tmp_path_factory.mktemp("action"))
 
 
+@pytest.fixture(scope="session")
+def packages(action: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A script that gives a job the action's packages."""
+    return warm(action, tmp_path_factory.mktemp("packages"))
+
+
 @pytest.fixture
-def repository(fake: FakeWithIssues, action: Path, tmp_path: Path) -> Repository:
-    return Repository(tmp_path / "with spaces", action, fake.url, tmp_path / "cache")
+def repository(fake: FakeWithIssues, action: Path, packages: Path, tmp_path: Path) -> Repository:
+    return Repository(tmp_path / "with spaces", action, fake.url, tmp_path / "cache", packages)
 
 
 Payload = Callable[..., dict[str, Any]]

@@ -58,7 +58,7 @@ def test_the_gate_on_a_push_then_a_pull_request_that_loses_backward(
     repository.traces(FELL_BACK)
     pulled = repository.act("pull_request", GATE, payload("pull_request"))
     assert pulled.status != 0
-    assert "The check did not pass (failure): what is asked for does not hold" in pulled.log
+    assert "The check did not pass (failure): what is asked for does not hold" in pulled.log, pulled.log
     (comment,) = fake.comments
     assert "regressed" in comment["body"] and "symmem-check: FAIL" in comment["body"]
     assert "baseline: the result of run 101 on main" in pulled.log
