@@ -37,8 +37,8 @@ def bandwidth(case: Case, pool: Pool, *, kind: str, dtype: str, size: int) -> No
     """Trace one collective of each size up to `size` bytes in registered buffers, then time those and others.
 
     The traced ones show whether NCCL takes symmetric kernels for the registered buffers. The record's `bandwidth` has
-    for each size, of the larger buffer of a rank, and mechanism: the median time of one call on this rank in microseconds,
-    by CUDA events, and the bus bandwidth in GB/s. Raises Incapable where ranks share a GPU.
+    for each size, of the larger buffer of a rank, and mechanism: the median time of one call on this rank in
+    microseconds, by CUDA events, and the bus bandwidth in GB/s. Raises Incapable where ranks share a GPU.
     """
     if kind not in BUS_FACTOR:
         raise ValueError(f"there is no kind {kind!r} here: it is one of {', '.join(BUS_FACTOR)}")
