@@ -16,7 +16,8 @@ from .errors import UserError
 from .judge.coverage import coverage_by_phase
 from .model import Collective, Coverage, Phase
 from .report.text import inert_json
-from .trace.collectives import TraceFile, read_collectives
+from .trace.collectives import TraceFile
+from .trace.pool import read_all
 from .trace.reader import NotATrace
 
 CLASSIFY_SCHEMA = 1
@@ -57,22 +58,20 @@ class _Found(msgspec.Struct, frozen=True):
 def read_traces(patterns: Sequence[str], warn: Callable[[str], None]) -> Traces:
     """Read every trace that `patterns` name: files, folders (searched through) and globs.
 
+    Large ones are read side by side, on all cores; the answer is the same, in the same order.
+
     A folder may hold other JSON files beside its traces: those are left out with a warning; a file named by itself
     must be a trace.
     """
     files: list[TraceFile] = []
     errors: list[FileError] = []
-    for found in find_traces(patterns, errors):
-        try:
-            read = read_collectives(found.path)
-        except NotATrace as error:
-            if found.in_folder:
-                warn(f"{found.path}: no trace, left out")
-            else:
-                errors.append(_file_error(found.path, error))
+    entries = find_traces(patterns, errors)
+    for found, read in zip(entries, read_all([entry.path for entry in entries]), strict=True):
+        if isinstance(read, NotATrace) and found.in_folder:
+            warn(f"{found.path}: no trace, left out")
             continue
-        except UserError as error:
-            errors.append(_file_error(found.path, error))
+        if isinstance(read, UserError):
+            errors.append(_file_error(found.path, read))
             continue
         files.append(msgspec.structs.replace(read, file=printable(found.path)))
         if read.salvaged:

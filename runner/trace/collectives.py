@@ -147,7 +147,7 @@ def _known(row: Kernel, found: kernels.Kernel, join: Join) -> _Row:
 
 def _below_calls(rows: GpuRows, store: Store, join: Join) -> Iterator[_Row]:
     """The rows that were launched below a call; the others are none of ours, whatever their names say."""
-    for at in range(len(rows)):
+    for at in join.may_place(rows):
         place = join.place(rows.pids[at], rows.correlations[at], rows.externals[at])
         if place is not None and not place.graph:
             name = store.names[rows.names[at]] if rows.names[at] >= 0 else None

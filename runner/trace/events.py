@@ -39,12 +39,10 @@ class CommArgs(Struct, gc=False):
 
 
 class OpArgs(Struct, gc=False):
-    """What tells a forward op (`Fwd thread id` 0) from a backward node (1 or more), and the op's own id."""
+    """What tells a forward op (`Fwd thread id` 0) from a backward node (1 or more)."""
 
     sequence: int | None = field(name="Sequence number", default=None)
     forward_thread: int | None = field(name="Fwd thread id", default=None)
-    external: int = field(name="External id", default=-1)
-    external_old: int = field(name="external id", default=-1)
 
 
 class LaunchArgs(Struct, gc=False):
@@ -259,10 +257,10 @@ def op_args(text: Raw) -> OpArgs:
         return _OP_DECODER.decode(text)
     except msgspec.MsgspecError:
         args = _loose_args(text)
-        return OpArgs(integer(args.get("Sequence number")), integer(args.get("Fwd thread id")), _external(args))
+        return OpArgs(integer(args.get("Sequence number")), integer(args.get("Fwd thread id")))
 
 
-def external_id(args: CommArgs | OpArgs) -> int:
+def external_id(args: CommArgs) -> int:
     """The op's `External id`, under the name of any version of Kineto; -1 where there is none."""
     return args.external if args.external != -1 else args.external_old
 

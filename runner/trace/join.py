@@ -13,7 +13,7 @@ from typing import NamedTuple
 from . import frames
 from .events import Id, external_id
 from .frames import Frame
-from .store import GRAPH, Store, Thread
+from .store import GpuRows, Store, Thread
 
 # The runtime's call and the driver's call below it may carry one correlation.
 _SAME_CALL_US = 1000.0
@@ -56,14 +56,22 @@ class Join:
             return self._calls.get((process, external))
         return None
 
+    def may_place(self, rows: GpuRows) -> Iterator[int]:
+        """The numbers of the rows for which `place` may find something: few, and found in one pass."""
+        correlations = {correlation for _, correlation in self._launches}
+        externals = {external for _, external in self._calls}
+        for at, (correlation, external) in enumerate(zip(rows.correlations, rows.externals, strict=True)):
+            if correlation in correlations or external in externals:
+                yield at
+
     def _keep_wanted(self, wanted: set[int]) -> None:
         for thread in self._store.threads.values():
-            for row, correlation in enumerate(thread.launch_correlations):
-                if correlation in wanted:
-                    self._keep(thread, row)
+            correlations = thread.launch_correlations
+            for row in [row for row, correlation in enumerate(correlations) if correlation in wanted]:
+                self._keep(thread, row)
 
     def _keep(self, thread: Thread, row: int) -> None:
-        place = Place(thread, thread.launch_times[row], thread.launch_kinds[row] == GRAPH)
+        place = Place(thread, thread.launch_times[row], row in thread.graph_launches)
         key = (thread.pid, thread.launch_correlations[row])
         if key in self._launches:
             known = self._launches[key]

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from ..errors import UserError
-from . import borders, salvage
+from . import borders, python_rows, salvage
 from .damage import NO_CLOSING, Damage
 from .events import decode, decode_forgiving
 from .frame import Frame, FrameError
@@ -162,6 +162,8 @@ class TraceReader:
         size = self.block
         while True:
             window.fill(size)
+            if self._skip_python(window):
+                continue
             events, found = self._block_of_events(window)
             if found == "more" and not window.exhausted:
                 events, found = self._by_structure(window)
@@ -182,6 +184,16 @@ class TraceReader:
                 size = min(2 * len(window), EVENT_LIMIT)
             else:
                 size = self.block
+
+    def _skip_python(self, window: Window) -> bool:
+        """Step over the block up to its last border where all of it is Python frames: half of a trace with stacks."""
+        comma = borders.last(window, self._border, window.end) if self._border is not None else None
+        count = None if comma is None else python_rows.count(window.buffer, window.start, comma, self._border)
+        if comma is None or count is None:
+            return False
+        self.damage.read_events += count
+        window.start = comma + 1
+        return True
 
     def _block_of_events(self, window: Window) -> tuple[list[Any], str]:
         """Decode what is in memory up to the last border: the events, and "cut", "end" (of the list) or "more"."""

@@ -1,6 +1,6 @@
 """What is kept of a trace while it is read: columns of numbers for the many rows, objects for the few.
 
-Memory grows with launches (17 bytes each), GPU rows (30 bytes) and calls, not with the file. CPU ops that no
+Memory grows with launches (16 bytes each), GPU rows (44 bytes) and calls, not with the file. CPU ops that no
 rule asks for are dropped at once. Which plain ops may matter is known only from the rows around them; in Kineto's
 own order (per thread by start) that is known when they come. In any other order `ordered` turns False and the plain
 ops are collected by a second reading (`PlainOps`), so the order changes the time, not the answer.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from .. import kernels
@@ -36,13 +36,14 @@ class Thread:
         self.frames = Frames()
         self.launch_times = array("d")
         self.launch_correlations = array("q")
-        self.launch_kinds = array("b")
+        self.graph_launches: set[int] = set()  # the rows of those that replay a CUDA graph
         self._launch_order: list[int] | None = None
         # Where the reading stands: the newest row's start, and how far the open frames of two sorts reach.
         self.newest = float("-inf")
         self.newest_dur = 0.0
         self.evaluate_end = float("-inf")
         self.call_end = float("-inf")
+        self.frames_end = float("-inf")  # the later of the two
 
     def launches_between(self, start: float, end: float) -> list[int]:
         """The rows of the launches in a stretch of time, ends included."""
@@ -51,6 +52,9 @@ class Thread:
         low = bisect_left(self._launch_order, start, key=self.launch_times.__getitem__)
         high = bisect_right(self._launch_order, end, key=self.launch_times.__getitem__)
         return self._launch_order[low:high]
+
+
+_NO_THREAD = Thread(float("nan"), float("nan"))  # type: ignore[arg-type]  # like no id
 
 
 class GpuRows:
@@ -64,11 +68,21 @@ class GpuRows:
         self.names = array("i")
         self.pids: list[Id] = []
 
-    def append(self, row: Kernel, external: int, name: int) -> None:
+    def append(self, row: Kernel, name: int) -> None:
+        args = row.args
+        correlation, external = args.correlation, args.external
+        if external == -1:
+            external = args.external_old
         self.starts.append(row.ts)
         self.durations.append(row.dur)
-        self.correlations.append(_small(row.args.correlation))
-        self.externals.append(_small(external))
+        try:
+            self.correlations.append(correlation)
+        except OverflowError:
+            self.correlations.append(-1)
+        try:
+            self.externals.append(external)
+        except OverflowError:
+            self.externals.append(-1)
         self.names.append(name)
         # Interned ints and strings: a list of references costs 8 bytes a row.
         self.pids.append(row.pid)
@@ -105,33 +119,38 @@ class Store:
         self._op_flags: dict[str, int] = {}
         self._annotation_flags: dict[str, int] = {}
         self._launch_kinds: dict[str, int] = {}
-        self._kernels: dict[str, kernels.Kernel | None] = {}
+        self._kernels: dict[str, kernels.Kernel | int] = {}
+        self._plain_ops: set[str] = set()
+        self._launching = _NO_THREAD
+        self._take: dict[type, Callable[[Any], None]] = {
+            Annotation: self._annotation, Launch: self._launch, DriverLaunch: self._launch, Kernel: self._kernel,
+            Memcpy: self._copy, NoTime: self._no_time, ThreadName: self._thread_name,
+        }  # fmt: skip
 
     def add(self, batch: Iterable[Any]) -> None:
-        """Take one batch of the reader's events; their undecoded arguments need not live longer."""
-        thread: Thread | None = None
+        """Take one batch of the reader's events; their undecoded arguments need not live longer.
+
+        Most rows are of no interest or plain ops outside every frame that is kept: those are done with right here.
+        """
+        take, plain_ops = self._take, self._plain_ops
+        thread = _NO_THREAD
         for row in batch:
             kind = type(row)
-            if kind is Op or kind is Annotation:
-                if thread is None or thread.tid != row.tid or thread.pid != row.pid:
-                    thread = self.thread(row.pid, row.tid)
-                if kind is Op:
-                    self._op(thread, row)
-                else:
-                    self._annotation(thread, row)
-            elif kind is Launch or kind is DriverLaunch:
-                if thread is None or thread.tid != row.tid or thread.pid != row.pid:
-                    thread = self.thread(row.pid, row.tid)
-                self._launch(thread, row)
-            elif kind is Kernel:
-                self._kernel(row)
-            elif kind is Memcpy:
-                if self._is_timed(row):
-                    self.copies.append(row, events.external_id(row.args), -1)
-            elif kind is NoTime:
-                self.without_time += 1
-            elif kind is ThreadName and "pt_autograd_" in row.name:
-                self.thread(row.pid, row.tid).autograd = True
+            if kind is not Op:
+                if kind in take:
+                    take[kind](row)
+                continue
+            if thread.tid != row.tid or thread.pid != row.pid:
+                thread = self.thread(row.pid, row.tid)
+                thread.has_ops = True
+            start, duration = row.ts, row.dur
+            if start <= thread.newest and (start < thread.newest or duration > thread.newest_dur):
+                self.ordered = False
+            thread.newest, thread.newest_dur = start, duration
+            if row.name not in plain_ops:
+                self._op(thread, row)
+            elif start < thread.frames_end:
+                self._plain_op_in_frame(thread, row)
 
     def thread(self, pid: Id, tid: Id) -> Thread:
         thread = self.threads.get((pid, tid))
@@ -152,25 +171,24 @@ class Store:
         return flags
 
     def _op(self, thread: Thread, row: Op) -> None:
-        flags = self._op_flags.get(row.name)
-        if flags is None:
-            flags = self.flags_of(row)
-        start = row.ts
-        if start <= thread.newest and (start < thread.newest or row.dur > thread.newest_dur):
-            self.ordered = False
-        thread.newest, thread.newest_dur = start, row.dur
-        thread.has_ops = True
-        if flags == 0:
-            if start >= thread.evaluate_end and start >= thread.call_end:
-                return
-            flags = frames.IS_OP | (frames.INNER if start < thread.call_end else 0)
-            if start < thread.evaluate_end and is_forward_op(row):
-                flags |= frames.FORWARD_OP
-            if flags != frames.IS_OP:
-                name = self.number_of(row.name) if flags & frames.FORWARD_OP else -1
-                thread.frames.append(start, start + row.dur, flags, name)
+        """Take an op that has flags by its name, or whose name is new."""
+        flags = self.flags_of(row)
+        if flags:
+            self._flagged_op(thread, row, flags)
             return
-        self._flagged_op(thread, row, flags)
+        if len(self._plain_ops) >= _NAMES_CACHED:
+            self._plain_ops.clear()
+        self._plain_ops.add(row.name)
+        if row.ts < thread.frames_end:
+            self._plain_op_in_frame(thread, row)
+
+    def _plain_op_in_frame(self, thread: Thread, row: Op) -> None:
+        start = row.ts
+        if start < thread.evaluate_end and is_forward_op(row):
+            flags = frames.FORWARD_OP | (frames.INNER if start < thread.call_end else 0)
+            thread.frames.append(start, start + row.dur, flags | frames.IS_OP, self.number_of(row.name))
+        elif start < thread.call_end:
+            thread.frames.append(start, start + row.dur, frames.INNER | frames.IS_OP, -1)
 
     def _flagged_op(self, thread: Thread, row: Op, flags: int) -> None:
         start, end = row.ts, row.ts + row.dur
@@ -182,6 +200,7 @@ class Store:
             call = self._call(row)
             if is_forward_op(row):
                 flags |= frames.FORWARD_OP
+        thread.frames_end = max(thread.evaluate_end, thread.call_end)
         thread.frames.append(start, end, flags, self.number_of(row.name), call)
 
     def _call(self, row: Op) -> int:
@@ -190,7 +209,8 @@ class Store:
         self.calls.append(Call(args, events.input_tensors(row.args) if coalesced else 1))
         return len(self.calls) - 1
 
-    def _annotation(self, thread: Thread, row: Annotation) -> None:
+    def _annotation(self, row: Annotation) -> None:
+        thread = self.thread(row.pid, row.tid)
         flags = _cached(self._annotation_flags, row.name, frames.flags_of_annotation)
         if row.ts <= thread.newest and (row.ts < thread.newest or row.dur > thread.newest_dur):
             self.ordered = False
@@ -198,18 +218,29 @@ class Store:
         if flags:
             thread.frames.append(row.ts, row.ts + row.dur, flags, self.number_of(row.name))
 
-    def _launch(self, thread: Thread, row: Launch) -> None:
+    def _launch(self, row: Launch) -> None:
+        thread = self._launching
+        if thread.tid != row.tid or thread.pid != row.pid:
+            thread = self._launching = self.thread(row.pid, row.tid)
         kind = self._launch_kinds.get(row.name)
         if kind is None:
             kind = _cached(self._launch_kinds, row.name, _launch_kind)
             self.amd = self.amd or row.name.startswith("hip")
         correlation = row.args.correlation
         if kind and 0 < correlation < _BIG:
+            if kind == GRAPH:
+                thread.graph_launches.add(len(thread.launch_times))
             thread.launch_times.append(row.ts)
             thread.launch_correlations.append(correlation)
-            thread.launch_kinds.append(kind)
         else:
             thread.has_calls = True
+
+    def _no_time(self, row: NoTime) -> None:
+        self.without_time += 1
+
+    def _thread_name(self, row: ThreadName) -> None:
+        if "pt_autograd_" in row.name:
+            self.thread(row.pid, row.tid).autograd = True
 
     def _is_timed(self, row: Kernel) -> bool:
         """Count a GPU row; False where its times are beyond any clock, so that no sum can overflow."""
@@ -218,16 +249,24 @@ class Store:
         self.without_time += not timed
         return timed
 
+    def _copy(self, row: Memcpy) -> None:
+        if self._is_timed(row):
+            self.copies.append(row, -1)
+
     def _kernel(self, row: Kernel) -> None:
         if not self._is_timed(row):
             return
-        found = self._kernels.get(row.name, _UNSEEN)
-        if found is _UNSEEN:
-            found = _cached(self._kernels, row.name, kernels.classify)
+        found = self._kernels.get(row.name)
         if found is None:
-            self.other_kernels.append(row, events.external_id(row.args), self.number_of(row.name))
+            found = _cached(self._kernels, row.name, self._known_or_number)
+        if isinstance(found, int):
+            self.other_kernels.append(row, found)
         elif found.collective:
             self.collective_kernels.append((row, found))
+
+    def _known_or_number(self, name: str) -> kernels.Kernel | int:
+        found = kernels.classify(name)
+        return self.number_of(name) if found is None else found
 
     def processes(self) -> list[Id]:
         """The processes that ran CPU ops or launched work, in the order of the file."""
@@ -263,16 +302,11 @@ class PlainOps:
 def is_forward_op(row: Op) -> bool:
     """Whether the op records the graph: in backward that is a forward op run again."""
     args = events.op_args(row.args)
-    return args.sequence is not None and args.forward_thread == 0
+    return args.forward_thread == 0 and args.sequence is not None
 
 
-_UNSEEN: Any = object()
 _BIG = 1 << 63
 _LONGEST = 1e18  # microseconds
-
-
-def _small(value: int) -> int:
-    return value if -_BIG <= value < _BIG else -1
 
 
 def _launch_kind(name: str) -> int:
