@@ -319,7 +319,8 @@ def marked_processes(mark: str) -> list[int]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_parent_leaves_no_process_and_a_record(tmp_path: Path, number: signal.Signals) -> None:
     script = f"""
-        import sys
+        import signal, sys
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background, a shell has it ignored
         sys.path.insert(0, {str(REPOSITORY)!r})
         from pathlib import Path
         from tests.runner.test_launch import bad_case, cpu_plan
