@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,6 +19,9 @@ from typing import Any, NamedTuple
 from ..github.fake import REPOSITORY, TOKEN
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
+PROGRAMS = Path(sys.executable).parent
+"""Where the test's own environment has act and the linters."""
+PATH = f"{PROGRAMS}{os.pathsep}{os.environ.get('PATH', '')}"
 STUBS = Path(__file__).resolve().parent / "stubs"
 TRACES = PROJECT / "tests" / "data" / "traces" / "h200"
 SYMMETRIC, FELL_BACK = "g2n2289_single_thread", "g2n2289_whole_step"
@@ -73,7 +77,9 @@ def warm(action: Path, folder: Path) -> Path:
     code = "import pathlib, sys; sys.path.insert(0, sys.argv[1]); import action_start as start\n"
     code += "start.packages(pathlib.Path(sys.argv[2]))"
     subprocess.run(
-        ["python3", "-I", "-S", "-c", code, str(action / "runner"), str(folder)], check=True, stdout=subprocess.DEVNULL
+        [shutil.which("python3", path=PATH) or "python3", "-I", "-S", "-c", code, str(action / "runner"), str(folder)],
+        check=True,
+        stdout=subprocess.DEVNULL,
     )
     script = folder / "give.sh"
     script.write_text(
@@ -130,15 +136,16 @@ class Repository:
         local = [f"org/symmem-check@v1={self._action}"]
         local += [f"{name}@{commit}={STUBS / name.split('/')[1]}" for name, commit in pins(yaml_files())]
         command = [
-            "act", event, "--workflows", workflow, "--eventpath", str(self._temp / "event.json"), "--json",
+            str(PROGRAMS / "act"), event, "--json", "--workflows", workflow,
+            "--eventpath", str(self._temp / "event.json"),
             "--secret", f"GITHUB_TOKEN={TOKEN}", "--no-cache-server", "--action-offline-mode",
             *(f"--platform={label}=-self-hosted" for label in ("gpu", "ubuntu-24.04")),
             *(f"--local-repository={one}" for one in local),
             *(word for name, value in given.items() for word in ("--env", f"{name}={value}")), *more,
         ]  # fmt: skip
-        kept = ("PATH", "HOME", "LANG", "PIP_INDEX_URL", "PIP_CONFIG_FILE", "PIP_CACHE_DIR")
+        kept = ("HOME", "LANG", "PIP_INDEX_URL", "PIP_CONFIG_FILE", "PIP_CACHE_DIR")
         environment = {name: os.environ[name] for name in kept if name in os.environ}
-        environment |= {"XDG_CACHE_HOME": str(self._cache), "TMPDIR": str(self._temp)}
+        environment |= {"PATH": PATH, "XDG_CACHE_HOME": str(self._cache), "TMPDIR": str(self._temp)}
         done = subprocess.run(
             command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=240, check=False
         )

@@ -15,7 +15,7 @@ from .fake_issues import FakeWithIssues
 GATE, FORKS, COMMENT, TRACES, CANARY = (
     f".github/workflows/{name}.yml" for name in ("symmem", "symmem-forks", "symmem-comment", "traces", "symmem-canary")
 )
-pytestmark = [pytest.mark.needs_program("act"), pytest.mark.needs_program("git"), pytest.mark.slow]
+pytestmark = [pytest.mark.needs_program("git"), pytest.mark.slow]
 SCRIPT = "import torch\nprint('no optimizer steps here')\n"
 
 

@@ -15,13 +15,25 @@ from typing import Any
 import pytest
 import yaml
 
-from .acting import FELL_BACK, PROJECT, SYMMETRIC, TRACES, Repository, copy_project, examples, pins, yaml_files
+from .acting import (
+    FELL_BACK,
+    PATH,
+    PROGRAMS,
+    PROJECT,
+    SYMMETRIC,
+    TRACES,
+    Repository,
+    copy_project,
+    examples,
+    pins,
+    yaml_files,
+)
 from .conftest import Payload
 from .fake_issues import FakeWithIssues
 from .mirror import OWN, WORKFLOW, mirrored
 
 WORKFLOWS = PROJECT / ".github" / "workflows"
-ACTS = [pytest.mark.needs_program("act"), pytest.mark.needs_program("git"), pytest.mark.slow]
+ACTS = [pytest.mark.needs_program("git"), pytest.mark.slow]
 
 
 def load(text: str) -> dict[str, Any]:
@@ -121,10 +133,16 @@ def test_the_linters_find_nothing_in_an_example(path: str, tmp_path: Path) -> No
     file.write_text(examples()[path], encoding="utf-8")
     (tmp_path / ".github" / "actionlint.yaml").write_text("self-hosted-runner: {labels: [gpu]}\n", encoding="utf-8")
     (tmp_path / ".git").mkdir()
-    _clean("check-jsonschema", "--builtin-schema", "vendor.github-workflows", str(file))
+    _clean(str(PROGRAMS / "check-jsonschema"), "--builtin-schema", "vendor.github-workflows", str(file))
     config = tmp_path / ".github" / "actionlint.yaml"
-    _clean("actionlint", "-config-file", str(config), str(file))
-    zizmor = ["zizmor", "--offline", "--no-progress", "--config", str(PROJECT / ".github" / "zizmor.yml")]
+    _clean(str(PROGRAMS / "actionlint"), "-config-file", str(config), str(file))
+    zizmor = [
+        str(PROGRAMS / "zizmor"),
+        "--offline",
+        "--no-progress",
+        "--config",
+        str(PROJECT / ".github" / "zizmor.yml"),
+    ]
     done = subprocess.run(
         [*zizmor, "--format", "json", str(file)], capture_output=True, text=True, check=False
     )  # fmt: skip
@@ -134,7 +152,7 @@ def test_the_linters_find_nothing_in_an_example(path: str, tmp_path: Path) -> No
 
 
 def _clean(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=os.environ | {"PATH": PATH}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -228,7 +246,7 @@ class TestActs:
         pushed = payload("push") | {"ref": f"refs/tags/{tag}"}
         ended = own.act(
             "push", path, pushed, commit=False, GITHUB_REF_NAME=tag, GITHUB_REF=f"refs/tags/{tag}",
-            PATH=f"{programs}:{os.environ['PATH']}",
+            PATH=f"{programs}:{PATH}",
         )  # fmt: skip
         told = calls.read_text().splitlines()
         if released:
