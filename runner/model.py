@@ -5,7 +5,7 @@ Every other module speaks in these; see README.md, "The words", for what each me
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -83,4 +83,4 @@ class Coverage(msgspec.Struct):
     fallback: Amount
     ineligible: Amount
     unknown: Amount
-    ratio: float | None
+    ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] | None
