@@ -13,6 +13,9 @@ TORCH_PYTHON ?= $(PYTHON)
 VENV ?= .venv
 TEST_TORCH ?= torch==2.13.0
 PYTEST_ARGS ?= -n 2 --dist loadfile
+FUZZ_ARGS ?= --examples 100000
+# What may stand beside Apache-2.0: nothing that asks for more than naming it. certifi's list is under MPL 2.0, unchanged.
+LICENCES := MIT;BSD;Apache;PSF-2.0;Mozilla Public License 2.0
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -24,7 +27,7 @@ made := $(VENV)/made-$(python_version)
 installed := $(VENV)/installed-$(firstword $(shell echo '$(sources)' | cksum))
 test_ready := $(VENV)/test-ready
 
-.PHONY: check test lint docs lock clean
+.PHONY: check test lint fuzz audit docs lock clean
 .DELETE_ON_ERROR:
 
 check: $(installed)
@@ -49,6 +52,18 @@ lint: $(test_ready)
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/actionlint -shellcheck $(BIN)/shellcheck .github/workflows/*.yml
 	$(BIN)/zizmor --quiet --offline action.yml .github
+
+fuzz: $(test_ready)
+	$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
+
+# Nothing of the auditors goes where the tests run, nor among the packages that they look at.
+audit: $(made)
+	$(PYTHON) -m venv --clear $(VENV)/pinned
+	$(VENV)/pinned/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/action.txt
+	$(PYTHON) -m venv --clear $(VENV)/auditors
+	$(VENV)/auditors/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1 pip-licenses==5.5.5
+	$(VENV)/auditors/bin/pip-licenses --python $(VENV)/pinned/bin/python --from=mixed --partial-match --allow-only '$(LICENCES)'
+	$(VENV)/auditors/bin/pip-audit --strict --require-hashes --disable-pip -r requirements/action.txt
 
 docs: $(test_ready)
 	$(BIN)/python -m runner.action_reference >docs/action.md
