@@ -22,7 +22,13 @@ def console_for(file: TextIO | Console | None) -> Console:
     output = file or sys.stdout
     if not output.isatty():
         output = cast("TextIO", _Inert(output))
-    return Console(file=cast("IO[str]", output), markup=False, emoji=False, highlight=False)
+
+    class Quiet(Console):
+        def on_broken_pipe(self) -> None:
+            """Leave it to the command line: rich would end with status 1, which says that the gate does not hold."""
+            raise BrokenPipeError
+
+    return Quiet(file=cast("IO[str]", output), markup=False, emoji=False, highlight=False)
 
 
 class _Inert:
