@@ -1,8 +1,11 @@
 # make check   runs the probes on this machine's GPU, or judges the recorded run where there is none
 # make test    linters, types, then every test
 # make lint    linters and types only
+# make fuzz    100,000 broken inputs at random; FUZZ_ARGS="trace --examples 1000" for fewer
+# make audit   known weaknesses and the licences of the packages that the action pins
 # make docs    makes docs/action.md from action.yml
 # make lock    pins the packages of the action's own environment anew, with their hashes
+# make bench   times the reading of traces beside other programs (tests/benchmarks/README.md)
 # make clean   removes what these made
 #
 # All of it happens in an own environment in .venv. PYTHON is the Python it is made with (3.10 or newer);
@@ -73,11 +76,25 @@ lock: $(made)
 	UV_CUSTOM_COMPILE_COMMAND='make lock' $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.10 \
 		--generate-hashes --no-annotate --output-file requirements/action.txt
 
+# The other programs live in an environment of their own; PEERS= leaves them out.
+PEERS ?= $(VENV)-peers
+BENCH_ARGS ?=
+
+bench: $(installed) $(if $(PEERS),$(PEERS)/made)
+	$(BIN)/python -m tests.benchmarks.bench --folder $(VENV)-traces $(if $(PEERS),--peers $(PEERS)/bin/python) $(BENCH_ARGS)
+
+$(VENV)-peers/made:
+	$(PYTHON) -m venv $(VENV)-peers
+	$(VENV)-peers/bin/python -m pip install --quiet --disable-pip-version-check HolisticTraceAnalysis 'pandas<3' ijson isal
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(VENV)-peers $(VENV)-traces .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 
 $(made):
 	@test -n "$(python_version)" || { echo "symmem-check needs Python 3.10 or newer, and '$(PYTHON)' is none; set PYTHON=/path/to/python3" >&2; exit 1; }
+	@if [ -e "$(VENV)" ] && ! ls $(VENV)/made-by-make $(VENV)/made-* >/dev/null 2>&1; then \
+		echo "$(VENV) is there and was not made by this Makefile; give another folder with VENV=" >&2; exit 1; fi
 	rm -rf $(VENV)
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "$(PYTHON) can't make an environment; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	$(PIP) hatchling
