@@ -93,10 +93,11 @@ clean:
 
 $(made):
 	@test -n "$(python_version)" || { echo "symmem-check needs Python 3.10 or newer, and '$(PYTHON)' is none; set PYTHON=/path/to/python3" >&2; exit 1; }
-	@if [ -e "$(VENV)" ] && ! ls $(VENV)/made-by-make $(VENV)/made-* >/dev/null 2>&1; then \
+	@if [ -e "$(VENV)" ] && ! ls -d "$(VENV)"/made-* >/dev/null 2>&1; then \
 		echo "$(VENV) is there and was not made by this Makefile; give another folder with VENV=" >&2; exit 1; fi
 	rm -rf $(VENV)
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "$(PYTHON) can't make an environment; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@touch $(VENV)/made-by-make
 	$(PIP) hatchling
 	@touch $@
 

@@ -313,4 +313,7 @@ def _no_result(why: str) -> str:
 
 
 def _tell(line: str) -> None:
-    print("symmem-check:", "".join(char if char.isprintable() else "�" for char in line), flush=True)
+    """Print one line into the workflow's log; names in it can give no commands."""
+    from .report.text import inert
+
+    print("symmem-check:", inert("".join(char if char.isprintable() else "�" for char in line)), flush=True)

@@ -22,7 +22,7 @@ from .github.client import ApiError, Client, Clock
 from .github.issues import Found, Issues, marker
 from .github.settings import DEFAULT_ARTIFACT, DEFAULT_KEY, GithubSettings, github_settings
 from .report.canary import again_body, good_body, issue_body
-from .report.text import code, markdown, one_line
+from .report.text import code, inert, markdown, one_line
 from .result import read_result
 
 MOST_OPENED = 10
@@ -48,11 +48,11 @@ def main(arguments: Sequence[str] | None = None, *, clock: Clock | None = None) 
         )
         done = tell(rows, github_settings(given), parsed.label, parsed.key, clock=clock)
         for one in done:
-            print(f"{one.action}: {one_line(one.title)} {one.url}")
+            print(inert(f"{one.action}: {one_line(one.title)} {one.url}"))
         print(f"{len(rows)} rows, {len(done)} issues touched")
         _summarise(rows, done)
     except SymmemCheckError as error:
-        print(f"symmem-check: {one_line(str(error), 2000)}", file=sys.stderr)
+        print(inert(f"symmem-check: {one_line(str(error), 2000)}"), file=sys.stderr)
         return error.exit_status
     return 0
 

@@ -34,3 +34,14 @@ def test_clean_removes_the_environment(project: Path, tmp_path: Path) -> None:
     planned = make(project, "--dry-run", "clean", f"VENV={tmp_path / 'venv'}")
     assert planned.returncode == 0
     assert planned.stdout.split()[:3] == ["rm", "-rf", str(tmp_path / "venv")]
+
+
+@pytest.mark.needs_program("make")
+def test_an_environment_that_make_did_not_make_is_left_alone(project: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "kept").touch()
+    done = make(project, "lint", f"VENV={mine}")
+    assert done.returncode != 0
+    assert "was not made by this Makefile; give another folder with VENV=" in done.stderr
+    assert [path.name for path in mine.iterdir()] == ["kept"]
