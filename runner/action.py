@@ -68,14 +68,14 @@ def _setup() -> int:
 def _fetch() -> int:
     state, inputs = _state()
     if inputs.mode == "report":
-        from .github import fetch_result
+        from .github.artifacts import fetch_result
 
         found = fetch_result(_github(inputs, state / "other"))
         shutil.copyfile(found, state / "result.json")
         return 0
     if inputs.baseline != "auto":
         return 0
-    from .github import find_baseline
+    from .github.artifacts import find_baseline
 
     baseline = find_baseline(_github(inputs, state / "base"), tell=_tell)
     if baseline is not None:
@@ -236,7 +236,7 @@ def _annotate(result: Result, inputs: Inputs, out: Path) -> str:
     if not os.environ.get("GITHUB_TOKEN"):
         print(command(Annotation("notice", "no comment", "token is empty, so there is none to comment with")))
         return ""
-    from .github import post_comment
+    from .github.comment import post_comment
 
     outcome = post_comment(result, _github(inputs, out))
     _tell(f"comment {outcome.action}: {outcome.notice or outcome.url or ''}")

@@ -337,7 +337,8 @@ def _report(parsed: argparse.Namespace) -> int:
         for line in annotation_lines(result, failing=frozenset(result.gate.fail_on)):
             print(line)
     if parsed.comment:
-        from .github import github_settings, post_comment
+        from .github.comment import post_comment
+        from .github.settings import github_settings
 
         outcome = post_comment(result, github_settings(parsed))
         _tell(f"symmem-check: comment {outcome.action}: {outcome.notice or outcome.url or ''}")
@@ -358,7 +359,8 @@ def _write(path: Path, text: str, flag: str) -> None:
 
 
 def _fetch(parsed: argparse.Namespace) -> int:
-    from .github import fetch_result, find_baseline, github_settings
+    from .github.artifacts import fetch_result, find_baseline
+    from .github.settings import github_settings
 
     settings = github_settings(parsed, parsed.out)
     if parsed.what == "result":

@@ -10,7 +10,6 @@ from typing import cast, get_args
 import msgspec
 
 from .errors import UserError
-from .nccl_library import check_nccl
 from .result import Gate, Outcome
 from .suite import GatePhase
 
@@ -65,6 +64,8 @@ def run_settings(arguments: argparse.Namespace) -> RunSettings:
         extra = [flag for flag, value in given.items() if value is not None]
         if extra:
             raise UserError(f"{' and '.join(extra)} can't change a recorded run; leave it out, or leave out --replay")
+    from .nccl_library import check_nccl  # the parser needs these settings' defaults alone
+
     check_nccl(arguments.nccl)
     return RunSettings(
         suite=arguments.suite or "default",

@@ -13,9 +13,8 @@ import msgspec
 import pytest
 
 from runner.errors import UserError
-from runner.github import fetch_result, find_baseline
 from runner.github.archive import extract_result
-from runner.github.artifacts import base_branch
+from runner.github.artifacts import base_branch, fetch_result, find_baseline
 from runner.github.client import ApiError
 from runner.github.settings import GithubSettings
 from runner.result import Result, StartResult, read_result

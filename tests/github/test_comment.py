@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from runner.github import post_comment
-from runner.github.comment import CommentOutcome
+from runner.github.comment import CommentOutcome, post_comment
 from runner.github.settings import GithubSettings
 from runner.result import Result
 

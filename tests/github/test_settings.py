@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from runner.errors import UserError
-from runner.github import GithubSettings, add_github_arguments, github_settings
 from runner.github.events import read_payload
-from runner.github.settings import glossary_url
+from runner.github.settings import GithubSettings, add_github_arguments, github_settings, glossary_url
 
 from .fake import TOKEN
 from .shapes import EVENTS, event
