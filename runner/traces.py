@@ -23,6 +23,9 @@ from .trace.reader import NotATrace
 CLASSIFY_SCHEMA = 1
 TRACE_ENDINGS = (".json", ".json.gz")
 
+# Of a TraceFile, in the order printed: what else it holds may change.
+_FILE_KEYS = ("file", "rank", "world_size", "salvaged", "one_rank_calls", "barrier_calls", "collectives")
+
 
 class FileError(msgspec.Struct, frozen=True):
     """A file that could not be read, and the one line that says why and what to do."""
@@ -135,27 +138,13 @@ def _in_folder(folder: Path) -> list[_Found]:
     return [_Found(entry, True) for entry in names]
 
 
-class _ClassifyJson(msgspec.Struct, frozen=True, kw_only=True):
-    schema: int
-    files: list[_FileJson]
-    errors: list[FileError]
-    coverage: dict[Phase, Coverage]
-
-
-class _FileJson(msgspec.Struct, frozen=True, kw_only=True):
-    file: str
-    rank: int | None
-    world_size: int | None
-    salvaged: str | None
-    one_rank_calls: int
-    barrier_calls: int
-    collectives: list[Collective]
-
-
 def write_json(traces: Traces, out: TextIO = sys.stdout) -> None:
     """Print the one object of `classify --format json`; its shape is a contract with programs."""
-    names = _FileJson.__struct_fields__
-    files = [_FileJson(**{name: getattr(file, name) for name in names}) for file in traces.files]
-    document = _ClassifyJson(schema=CLASSIFY_SCHEMA, files=files, errors=traces.errors, coverage=traces.coverage)
+    document = {
+        "schema": CLASSIFY_SCHEMA,
+        "files": [{name: getattr(file, name) for name in _FILE_KEYS} for file in traces.files],
+        "errors": traces.errors,
+        "coverage": traces.coverage,
+    }
     # ASCII, so that neither the terminal's encoding nor a file name that is no UTF-8 can break it.
     out.write(inert_json(json.dumps(msgspec.to_builtins(document), separators=(",", ":"))) + "\n")

@@ -188,7 +188,8 @@ NOT_REGISTERED = Rule(
     means="The pool was made and used, but NCCL was never told. A pool of symm_mem.get_mem_pool is not "
     "registered by itself.",
     seen_by="buffers in the pool, and the case's registration",
-    mend="call register_mem_pool(pool, symm=True) on the NCCL backend after the first allocation",
+    mend="call register_mem_pool(pool, symm=True) on the NCCL backend while the pool is still empty "
+    "(nccl2: after its allocations)",
     source=_REGISTRATION,
     look=pool_not_registered,
 )

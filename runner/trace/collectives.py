@@ -15,7 +15,7 @@ from ..model import Collective, Kind, Mechanism
 from . import frames
 from .calls import COPY_ENGINE_KINDS, Facts, facts, is_barrier_word, kind_of_word
 from .coalesced import Coalesced
-from .events import CommArgs, Id, Kernel
+from .events import CommArgs, Id, Kernel, external_id
 from .frames import Frame
 from .join import Join, Place, stacks_of
 from .order import ops_come_first
@@ -141,7 +141,7 @@ class _Rows:
 
 
 def _known(row: Kernel, found: kernels.Kernel, join: Join) -> _Row:
-    place = join.place(row.pid, row.args.correlation, _external(row.args))
+    place = join.place(row.pid, row.args.correlation, external_id(row.args))
     return _Row(row.ts, row.dur, row.name, row.args, found, place)
 
 
@@ -152,10 +152,6 @@ def _below_calls(rows: GpuRows, store: Store, join: Join) -> Iterator[_Row]:
         if place is not None and not place.graph:
             name = store.names[rows.names[at]] if rows.names[at] >= 0 else None
             yield _Row(rows.starts[at], rows.durations[at], name, _NO_ARGS, None, place)
-
-
-def _external(args: CommArgs) -> int:
-    return args.external if args.external != -1 else args.external_old
 
 
 class _Builder:

@@ -38,7 +38,6 @@ IS_OP = 1 << 14
 """A CPU op, not an annotation."""
 
 CALL = COMM | SYMM
-WINDOW = NAMES_FORWARD | NAMES_BACKWARD | NAMES_OPTIMIZER
 
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _PHASE_WORDS = {
