@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,16 @@ import pytest
 def project() -> Path:
     """The top folder of the checkout."""
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def plain_terminal() -> Iterator[None]:
+    """The same terminal for every test: the caller's may be dumb, narrow, or one without colours."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TERM", "xterm-256color")
+        for name in ("NO_COLOR", "FORCE_COLOR", "COLORTERM", "COLUMNS", "LINES"):
+            patch.delenv(name, raising=False)
+        yield
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
