@@ -88,11 +88,12 @@ def test_a_process_that_dies_costs_its_file_alone(end, why, always_processes, mo
 
 
 ENDLESS = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 from runner.trace import pool
 pool.WORTH_A_PROCESS = 1
-pool._read = lambda path: (print("reading", flush=True), time.sleep(600))
+# One write for the whole line: two processes share the pipe, and print() would write the line's end apart.
+pool._read = lambda path: (os.write(1, b"reading\\n"), time.sleep(600))
 try:
     list(pool.read_all([Path(name) for name in sys.argv[1:]]))
 except KeyboardInterrupt:
