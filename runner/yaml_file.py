@@ -115,13 +115,30 @@ class Value:
 
     def seconds(self) -> float:
         """A time in seconds: a finite number above 0."""
+        return self.positive("seconds")
+
+    def positive(self, of: str) -> float:
+        """A finite number above 0, `of` something."""
         try:
             number = float(self._node.value) if self._tag() in ("int", "float") else math.nan
         except (TypeError, ValueError):
             number = math.nan
         if not (math.isfinite(number) and number > 0):
-            self.error(f"must be a number of seconds above 0, and is {self._what()}")
+            self.error(f"must be a number of {of} above 0, and is {self._what()}")
         return number
+
+    def boolean(self) -> bool:
+        """`true` or `false`."""
+        if self._tag() != "bool" or self._node.value not in ("true", "false"):
+            self.error(f"must be true or false, and is {self._what()}")
+        return bool(self._node.value == "true")
+
+    def matching(self, pattern: re.Pattern[str], what: str) -> str:
+        """A string that a whole pattern fits; `what` says in words which those are."""
+        text = self.text(what)
+        if not pattern.fullmatch(text):
+            self.error(f"must be {what}, and is {quoted(text)}")
+        return text
 
     def text_or_number(self) -> str | int:
         """A string, or a whole number that is not negative."""
@@ -155,7 +172,11 @@ def read_yaml(path: Path) -> Value:
     no YAML, is empty, holds several documents, is nested deeper than 20, or uses anchors and aliases (a few lines
     of them can stand for billions of nodes).
     """
-    text = _read_text(path)
+    return parse_yaml(_read_text(path), path)
+
+
+def parse_yaml(text: str, path: Path) -> Value:
+    """The top of YAML that came as text; `path` stands for it in messages. Raises UserError as `read_yaml` does."""
     try:
         _refuse_bombs(path, text)
         node = yaml.compose(text, Loader=yaml.SafeLoader)

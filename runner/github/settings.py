@@ -113,13 +113,13 @@ def github_settings(
     return GithubSettings(
         repository=repository,
         token=token,
-        api_url=_url(given, "GITHUB_API_URL", DEFAULT_API),
-        server_url=_url(given, "GITHUB_SERVER_URL", DEFAULT_SERVER),
+        api_url=url(given, "GITHUB_API_URL", DEFAULT_API),
+        server_url=url(given, "GITHUB_SERVER_URL", DEFAULT_SERVER),
         event=given.get("GITHUB_EVENT_NAME", ""),
         payload=read_payload(Path(event_path) if event_path else None),
-        run_id=_count(given, "GITHUB_RUN_ID", 0),
-        run_number=_count(given, "GITHUB_RUN_NUMBER", 0),
-        run_attempt=_count(given, "GITHUB_RUN_ATTEMPT", 1),
+        run_id=count(given, "GITHUB_RUN_ID", 0),
+        run_number=count(given, "GITHUB_RUN_NUMBER", 0),
+        run_attempt=count(given, "GITHUB_RUN_ATTEMPT", 1),
         sha=given.get("GITHUB_SHA", ""),
         workflow=_workflow(given.get("GITHUB_WORKFLOW_REF", ""), repository),
         branch=given.get("GITHUB_REF_NAME") if given.get("GITHUB_REF_TYPE", "branch") == "branch" else None,
@@ -139,18 +139,20 @@ def glossary_url(environment: Mapping[str, str] | None = None) -> str | None:
     action, ref = given.get("GITHUB_ACTION_REPOSITORY", ""), given.get("GITHUB_ACTION_REF", "")
     if not _REPOSITORY.fullmatch(action) or not _REF.fullmatch(ref):
         return None
-    return f"{_url(given, 'GITHUB_SERVER_URL', DEFAULT_SERVER)}/{action}/blob/{ref}/README.md#the-words"
+    return f"{url(given, 'GITHUB_SERVER_URL', DEFAULT_SERVER)}/{action}/blob/{ref}/README.md#the-words"
 
 
-def _url(given: Mapping[str, str], name: str, default: str) -> str:
-    url = (given.get(name) or default).rstrip("/")
-    parts = urlsplit(url)
+def url(given: Mapping[str, str], name: str, default: str) -> str:
+    """The address in a variable, without the slash at its end. Raises UserError for what is none."""
+    address = (given.get(name) or default).rstrip("/")
+    parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
         raise UserError(f"{name} is no address such as {default}; leave it as GitHub Actions sets it")
-    return url
+    return address
 
 
-def _count(given: Mapping[str, str], name: str, default: int) -> int:
+def count(given: Mapping[str, str], name: str, default: int) -> int:
+    """The whole number in a variable. Raises UserError for what is none."""
     text = given.get(name) or str(default)
     if not text.isascii() or not text.isdecimal() or len(text) > 18:
         raise UserError(f"{name} is {text[:40]!r}, and no number; leave it as GitHub Actions sets it")

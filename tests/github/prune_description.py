@@ -15,6 +15,13 @@ from typing import Any
 KEEP = {
     "/repos/{owner}/{repo}/actions/artifacts": ["get"],
     "/repos/{owner}/{repo}/actions/artifacts/{artifact_id}/{archive_format}": ["get"],
+    "/repos/{owner}/{repo}": ["get"],
+    "/repos/{owner}/{repo}/actions/runners": ["get"],
+    "/repos/{owner}/{repo}/actions/runners/generate-jitconfig": ["post"],
+    "/repos/{owner}/{repo}/actions/runners/{runner_id}": ["delete"],
+    "/orgs/{org}/actions/runners": ["get"],
+    "/orgs/{org}/actions/runners/generate-jitconfig": ["post"],
+    "/orgs/{org}/actions/runners/{runner_id}": ["delete"],
     "/repos/{owner}/{repo}/actions/runs/{run_id}": ["get"],
     "/repos/{owner}/{repo}/actions/runs/{run_id}/artifacts": ["get"],
     "/repos/{owner}/{repo}/commits/{commit_sha}/pulls": ["get"],

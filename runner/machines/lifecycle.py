@@ -1,0 +1,239 @@
+"""Start, stop, list and reap: a provider and GitHub's list of runners, kept together.
+
+The end of a machine is certain in layers. Its runner takes one job. It ends itself at a deadline, and when no job
+comes.
+`start` takes back what it began, where it fails or is interrupted. `stop` finds the machine by its marks, and needs
+nothing that `start` told. `reap` does the same for every run that is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, TypeVar
+
+from ..errors import SymmemCheckError
+from ..github.client import ApiError, Clock, SystemClock
+from ..github.runners import Runners
+from ..github.settings import Token
+from ..report.text import one_line
+from ..watch import Stop, holding_signals
+from .model import Machine, MachineError, Order, Owner, Provider, owner_of, prefix
+from .spec import Spec
+
+POLL_SECONDS = 5.0
+REGISTRATION_HOLDS = 120.0
+"""Seconds for which a registration is used for another try to start a machine. GitHub forgot runners that did not come
+within some six minutes: https://github.com/actions/runner/issues/4726"""
+JOURNAL_LINES = 40
+OVERDUE_SECONDS = 600.0
+"""A machine that is there so long after its deadline did not end itself."""
+T = TypeVar("T")
+
+
+class Interruption(SymmemCheckError):
+    """A signal asked to end; the machine was given back first."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"interrupted by signal {number}; what was started is given back")
+        self.exit_status = 128 + number
+
+
+class Reaped(NamedTuple):
+    """What `reap` did: the machines and runners that it ended, each with the reason, and what failed, in words."""
+
+    ended: list[str]
+    failed: list[str]
+
+
+class Lifecycle:
+    """The machines of one repository at one provider. `tell` takes progress, a line at a time."""
+
+    def __init__(
+        self, provider: Provider, runners: Runners, spec: Spec, tell: Callable[[str], None], clock: Clock | None = None
+    ) -> None:
+        self._provider, self._runners, self._spec, self._tell = provider, runners, spec, tell
+        self._clock = clock or SystemClock()
+
+    def start(self, owner: Owner) -> Machine:
+        """Start a machine for `owner`; return when its runner waits for the job.
+
+        Raises UserError before anything is started where a limit forbids it, NoCapacity, and MachineError with the
+        machine's last lines where its runner doesn't come. Whatever it raises, what it began is taken back.
+        """
+        self._provider.check()
+        with holding_signals() as asked:
+            registration = _Registration(self._runners, owner.name, self._clock)
+            order = Order(
+                owner=owner, limits=self._spec.limits, program=self._spec.program, public=self._runners.is_public(),
+                registration=lambda: _unless(asked, registration), pause=lambda seconds: self._pause(seconds, asked),
+                tell=self._tell,
+            )  # fmt: skip
+            try:
+                self.stop(owner)  # what an earlier attempt of this run left
+                machine = self._provider.start(order)
+                self._tell(f"{machine.what} in {machine.where} is {machine.id}; its runner has to come now")
+                self._only(machine)
+                self._wait_for_runner(machine, asked)
+                _refuse_if(asked)
+                return machine
+            except BaseException as error:
+                self._take_back(owner, error)
+                raise
+
+    def stop(self, owner: Owner) -> list[str]:
+        """End the machines of a run and key, of this attempt and of those before; tell which.
+
+        Raises MachineError where some could not be ended; the others are.
+        """
+        found = [
+            machine
+            for machine in self._provider.list(owner.server, owner.repository)
+            if (machine.owner.run_id, machine.owner.key) == (owner.run_id, owner.key)
+            and machine.owner.attempt <= owner.attempt
+        ]
+        ended, failed = self._end(found)
+        for attempt in range(owner.attempt, 0, -1):
+            earlier = Owner(
+                server=owner.server, repository=owner.repository, run_id=owner.run_id, attempt=attempt, key=owner.key
+            )
+            with _noting(failed, f"the runner {earlier.name}"):
+                self._runners.forget(earlier.name)
+        if failed:
+            raise MachineError("not all could be ended: " + "; ".join(failed))
+        return ended
+
+    def reap(self, server: str, repository: str, *, dry: bool = False) -> Reaped:
+        """End what is left of runs that are over, and machines that outlived their deadline; with `dry`, only tell."""
+        machines = self._provider.list(server, repository)
+        left: list[Machine] = []
+        ended: list[str] = []
+        failed: list[str] = []
+        over: dict[tuple[int, int], bool] = {}
+        for machine in machines:
+            with _noting(failed, machine.owner.name):
+                why = self._why_over(machine.owner, over)
+                if why is None and self._clock.now() > machine.deadline + OVERDUE_SECONDS:
+                    why = "its deadline is over"
+                if why is not None:
+                    left.append(machine)
+                    ended.append(f"{machine.owner.name}: {machine.what} in {machine.where} ({machine.id}), since {why}")
+        if not dry:
+            failed += self._end(left)[1]
+        self._reap_runners(server, repository, over, ended, failed, dry)
+        return Reaped(ended, failed)
+
+    def _reap_runners(
+        self, server: str, repository: str, over: dict[tuple[int, int], bool],
+        ended: list[str], failed: list[str], dry: bool,
+    ) -> None:  # fmt: skip
+        """Forget the runners of runs that are over; an online one still has a machine, which ends it."""
+        for runner in self._runners.beginning_with(prefix(server, repository)):
+            owner = owner_of(runner.name, server, repository)
+            if owner is None or runner.busy:
+                continue
+            with _noting(failed, f"the runner {runner.name}"):
+                why = self._why_over(owner, over)
+                if why is None:
+                    continue
+                if not dry:
+                    self._runners.forget(runner.name)
+                ended.append(f"{runner.name}: the runner, since {why}")
+
+    def _why_over(self, owner: Owner, known: dict[tuple[int, int], bool]) -> str | None:
+        at = (owner.run_id, owner.attempt)
+        if at not in known:
+            known[at] = self._runners.is_over(*at)
+        return f"attempt {owner.attempt} of run {owner.run_id} is over" if known[at] else None
+
+    def _end(self, machines: list[Machine]) -> tuple[list[str], list[str]]:
+        ended: list[str] = []
+        failed: list[str] = []
+        for machine in machines:
+            with _noting(failed, f"{machine.owner.name} ({machine.id} in {machine.where})"):
+                self._provider.stop(machine)
+                ended.append(f"{machine.owner.name}: {machine.what} in {machine.where} ({machine.id})")
+        return ended, failed
+
+    def _only(self, machine: Machine) -> None:
+        """End what a call that was made twice, since its answer was lost, started beside `machine`."""
+        listed = self._provider.list(machine.owner.server, machine.owner.repository)
+        for twin in listed:
+            if twin.owner == machine.owner and twin.id != machine.id:
+                self._tell(f"{twin.id} was started beside it, and is ended")
+                self._provider.stop(twin)
+
+    def _wait_for_runner(self, machine: Machine, asked: Stop) -> None:
+        """Return when the runner is online. Raises MachineError with the machine's journal where it never is."""
+        began = self._clock.now()
+        minutes = self._spec.limits.register_minutes
+        while self._clock.now() - began < minutes * 60:
+            runner = self._runners.find(machine.owner.name)
+            if runner is not None and runner.status == "online":
+                self._tell(f"the runner {runner.name} is there, after {self._clock.now() - began:.0f} s")
+                return
+            self._pause(POLL_SECONDS, asked)
+        failed: list[str] = []
+        journal = ""
+        with _noting(failed, "its journal"):
+            journal = self._provider.journal(machine)
+        lines = [one_line(line, 300) for line in journal.splitlines() if line.strip()][-JOURNAL_LINES:]
+        for line in lines:
+            self._tell(f"  {machine.id}: {line}")
+        said = lines[-1] if lines else "it printed nothing" if not failed else failed[0]
+        raise MachineError(
+            f"{machine.what} in {machine.where} ({machine.id}) was started, but its runner did not come within "
+            f"{minutes} minutes; the last of what it printed: {said}"
+        )
+
+    def _pause(self, seconds: float, asked: Stop) -> None:
+        """Wait in short steps: what is started is to be given back within seconds of being asked to end."""
+        end = self._clock.now() + seconds
+        while (left := end - self._clock.now()) > 0:
+            _refuse_if(asked)
+            self._clock.sleep(min(left, 0.5))
+        _refuse_if(asked)
+
+    def _take_back(self, owner: Owner, error: BaseException) -> None:
+        """End what was begun. What fails here is told, since the error that came before it is the one to raise."""
+        try:
+            for line in self.stop(owner):
+                self._tell(f"given back: {line}")
+        except Exception as second:
+            self._tell(
+                f"after {type(error).__name__}, {owner.name} could not be given back ({one_line(str(second), 500)}); "
+                "stop and reap will find it, and it ends itself at its deadline"
+            )
+
+
+class _Registration:
+    """The runner's registration, made anew where it is asked for again long after."""
+
+    def __init__(self, runners: Runners, name: str, clock: Clock) -> None:
+        self._runners, self._name, self._clock = runners, name, clock
+        self._made: tuple[float, Token] | None = None
+
+    def __call__(self) -> Token:
+        now = self._clock.now()
+        if self._made is None or now - self._made[0] > REGISTRATION_HOLDS:
+            self._made = now, self._runners.register(self._name)
+        return self._made[1]
+
+
+def _unless(asked: Stop, registration: Callable[[], T]) -> T:
+    _refuse_if(asked)
+    return registration()
+
+
+def _refuse_if(asked: Stop) -> None:
+    if asked.signal:
+        raise Interruption(asked.signal)
+
+
+@contextmanager
+def _noting(failed: list[str], what: str) -> Iterator[None]:
+    """Go on after an error of a provider or of GitHub, and note it."""
+    try:
+        yield
+    except (SymmemCheckError, ApiError, OSError) as error:
+        failed.append(f"{what}: {one_line(str(error), 500)}")
