@@ -16,18 +16,19 @@ say() { echo "symmem-check machine $NAME: $*"; }
 
 power_off() {
     [ "$POWER_OFF" = 1 ] || return 0
-    shutdown -h now || poweroff -f || echo o >/proc/sysrq-trigger
+    shutdown -h now || poweroff --force --force
 }
 
 # The runner and all that its job started. A session of its own is not left by fork or by a new process group.
 end_job() {
     [ -n "${runner:-}" ] || return 0
-    pkill -TERM -s "$runner" 2>/dev/null
-    for _ in 1 2 3 4 5 6 7 8 9 10; do
-        pgrep -s "$runner" >/dev/null || break
-        sleep 0.5
+    for signal in TERM KILL; do
+        pkill "-$signal" -s "$runner" 2>/dev/null
+        for _ in 1 2 3 4 5 6 7 8 9 10; do
+            pgrep -s "$runner" >/dev/null || break 2
+            sleep 0.5
+        done
     done
-    pkill -KILL -s "$runner" 2>/dev/null
     runner=
 }
 
@@ -35,7 +36,7 @@ clean_up() {
     status=$?
     trap - EXIT INT TERM HUP
     end_job
-    rm -rf "$WORK/$NAME"
+    rm -rf "${WORK:?}/${NAME:?}"
     [ -n "$JIT_FILE" ] && rm -f "$JIT_FILE"
     say "ended"
     power_off
@@ -49,9 +50,9 @@ began=$SECONDS
 left() { echo $((DEADLINE - SECONDS + began)); }
 
 if [ "$POWER_OFF" = 1 ]; then
-    # Two clocks, since everything hangs on it: the system's own shutdown, and one that asks nobody.
+    # Two clocks, since everything hangs on it: the system's own shutdown, and one that asks no service.
     shutdown -h +$(((DEADLINE + 59) / 60)) || say "shutdown could not be set up"
-    (trap - EXIT INT TERM HUP; sleep $((DEADLINE + 120)); echo o >/proc/sysrq-trigger) >/dev/null 2>&1 &
+    (trap - EXIT INT TERM HUP; sleep $((DEADLINE + 120)); poweroff --force --force) </dev/null >/dev/null 2>&1 &
 fi
 
 while [ -z "$JIT" ]; do

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
@@ -14,12 +15,13 @@ from ..errors import UserError
 from ..github.client import Client, SystemClock
 from ..github.runners import Runners
 from ..github.settings import DEFAULT_API, DEFAULT_SERVER, Token, count, url
-from .lifecycle import Lifecycle, Reaped
-from .model import KEY, Machine, Owner, Provider
-from .spec import Spec, read_spec
+from ..report.machines import print_machines
+from ..report.text import inert, inert_json
+from .lifecycle import Lifecycle
+from .model import Machine, Owner, Provider
+from .spec import read_spec
 
 TOKEN = "SYMMEM_CHECK_RUNNER_TOKEN"
-DEFAULT_KEY = "gpu"
 _REPOSITORY = re.compile(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+")
 
 
@@ -42,13 +44,6 @@ class MachineSettings(msgspec.Struct, frozen=True, kw_only=True):
         return Owner(
             server=self.server, repository=self.repository, run_id=self.run_id, attempt=self.attempt, key=self.key
         )
-
-
-def key(text: str) -> str:
-    """A machine's key, for argparse."""
-    if not KEY.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no key; give up to 20 small letters, digits and dashes")
-    return text
 
 
 def machine_settings(
@@ -75,46 +70,61 @@ def machine_settings(
     )
 
 
-def lifecycle(machine: str, settings: MachineSettings, tell: Callable[[str], None]) -> tuple[Lifecycle, Provider]:
-    """The lifecycle of the machines that the YAML `machine` describes, and their provider."""
-    spec, provider = read_spec(machine)
-    return Lifecycle(provider, _runners(settings, spec), spec, tell), provider
-
-
-def _runners(settings: MachineSettings, spec: Spec) -> Runners:
-    client = Client(settings.api_url, settings.token)
-    return Runners(client, settings.repository, spec.organization, spec.group)
+def run_command(parsed: argparse.Namespace, tell: Callable[[str], None]) -> int:
+    """`symmem-check machine VERB`: print what it found or did; returns the exit status."""
+    settings = machine_settings(parsed)
+    if parsed.verb == "start":
+        start(parsed.machine, settings, tell)
+        print(settings.owner.name)
+    elif parsed.verb == "stop":
+        for line in stop(parsed.machine, settings, tell):
+            print(f"ended {line}")
+    elif parsed.verb == "list":
+        _print_list(listed(parsed.machine, settings, tell), parsed.format)
+    else:
+        return reap(parsed.machine, settings, tell, dry=parsed.dry_run)
+    return 0
 
 
 def start(machine: str, settings: MachineSettings, tell: Callable[[str], None]) -> Machine:
     """Start this run's machine and wait for its runner; the label to run on is the owner's name."""
-    return lifecycle(machine, settings, tell)[0].start(settings.owner)
+    return _lifecycle(machine, settings, tell)[0].start(settings.owner)
 
 
 def stop(machine: str, settings: MachineSettings, tell: Callable[[str], None]) -> list[str]:
     """End this run's machines; tells which."""
-    return lifecycle(machine, settings, tell)[0].stop(settings.owner)
+    return _lifecycle(machine, settings, tell)[0].stop(settings.owner)
 
 
 def listed(machine: str, settings: MachineSettings, tell: Callable[[str], None]) -> list[Machine]:
     """The repository's machines, oldest first."""
-    provider = lifecycle(machine, settings, tell)[1]
+    provider = _lifecycle(machine, settings, tell)[1]
     return sorted(provider.list(settings.server, settings.repository), key=lambda one: one.since)
 
 
-def reap(machine: str, settings: MachineSettings, tell: Callable[[str], None], *, dry: bool = False) -> Reaped:
-    """End what is left of runs that are over."""
-    return lifecycle(machine, settings, tell)[0].reap(settings.server, settings.repository, dry=dry)
+def reap(machine: str, settings: MachineSettings, tell: Callable[[str], None], *, dry: bool = False) -> int:
+    """End what is left of runs that are over, and print it; the exit status is 3 where something could not be."""
+    reaped = _lifecycle(machine, settings, tell)[0].reap(settings.server, settings.repository, dry=dry)
+    for line in reaped.ended:
+        print(f"{'would end' if dry else 'ended'} {inert(line)}")
+    for line in reaped.failed:
+        tell(f"could not be ended: {line}")
+    if not reaped.ended and not reaped.failed:
+        print("nothing is left of runs that are over")
+    return 3 if reaped.failed else 0
 
 
-def machine_rows(machines: list[Machine], now: float | None = None) -> list[tuple[str, ...]]:
-    """A row a machine: name, what, where, id, run, hours, cost until now; a cost that nobody can tell is a dash."""
-    now = SystemClock().now() if now is None else now
-    rows: list[tuple[str, ...]] = []
-    for one in machines:
-        hours = max(0.0, now - one.since) / 3600
-        cost = "-" if one.price is None else f"{hours * one.price:.2f} USD"
-        run = f"{one.owner.repository} {one.owner.run_id} attempt {one.owner.attempt}"
-        left = (one.deadline - now) / 3600
-        rows.append((one.owner.name, one.what, one.where, one.id, run, f"{hours:.1f} h", f"{left:.1f} h", cost))
-    return rows
+def _lifecycle(machine: str, settings: MachineSettings, tell: Callable[[str], None]) -> tuple[Lifecycle, Provider]:
+    spec, provider = read_spec(machine)
+    client = Client(settings.api_url, settings.token)
+    runners = Runners(client, settings.repository, spec.organization, spec.group)
+    return Lifecycle(provider, runners, spec, tell), provider
+
+
+def _print_list(machines: list[Machine], form: str) -> None:
+    if form == "json":
+        sys.stdout.write(inert_json(msgspec.json.encode(machines).decode()) + "\n")
+    elif machines:
+        print_machines(machines, SystemClock().now(), sys.stdout)
+    else:
+        print("no machine is there")

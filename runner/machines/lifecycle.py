@@ -167,6 +167,7 @@ class Lifecycle:
         """Return when the runner is online. Raises MachineError with the machine's journal where it never is."""
         began = self._clock.now()
         minutes = self._spec.limits.register_minutes
+        runner = None
         while self._clock.now() - began < minutes * 60:
             runner = self._runners.find(machine.owner.name)
             if runner is not None and runner.status == "online":
@@ -181,9 +182,10 @@ class Lifecycle:
         for line in lines:
             self._tell(f"  {machine.id}: {line}")
         said = lines[-1] if lines else "it printed nothing" if not failed else failed[0]
+        unknown = "" if runner is not None else ", and GitHub no longer knows it"
         raise MachineError(
             f"{machine.what} in {machine.where} ({machine.id}) was started, but its runner did not come within "
-            f"{minutes} minutes; the last of what it printed: {said}"
+            f"{minutes} minutes{unknown}; the last of what it printed: {said}"
         )
 
     def _pause(self, seconds: float, asked: Stop) -> None:
