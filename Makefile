@@ -71,10 +71,13 @@ audit: $(made)
 docs: $(test_ready)
 	$(BIN)/python -m runner.action_reference >docs/action.md
 
+# Two providers of machines need more than the rest does, and have a lock of their own.
 lock: $(made)
 	$(PIP) uv==0.13.9
-	UV_CUSTOM_COMPILE_COMMAND='make lock' $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.10 \
-		--generate-hashes --no-annotate --output-file requirements/action.txt
+	for extra in "" ec2 kubernetes; do \
+		UV_CUSTOM_COMPILE_COMMAND='make lock' $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.10 \
+			$${extra:+--extra $$extra} --generate-hashes --no-annotate --output-file requirements/action$${extra:+-$$extra}.txt || exit 1; \
+	done
 
 # The other programs live in an environment of their own; PEERS= leaves them out.
 PEERS ?= $(VENV)-peers

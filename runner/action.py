@@ -1,4 +1,4 @@
-"""The action's four steps: set up, fetch (with a token), run (without one), report (with one).
+"""The action's steps: set up, fetch (with a token), run (without one), report (with one); or set up and machine.
 
 Between them lies a folder under RUNNER_TEMP, so a step knows of the others only what is in its files.
 """
@@ -35,14 +35,16 @@ STATE = "SYMMEM_CHECK_STATE"
 
 def main(arguments: Sequence[str]) -> int:
     """Run the step that is named; return its exit status. An error becomes an annotation and a line, no traceback."""
-    steps: dict[str, Callable[[], int]] = {"setup": _setup, "fetch": _fetch, "run": _run, "report": _report}
+    steps: dict[str, Callable[[], int]] = {
+        "setup": _setup, "fetch": _fetch, "run": _run, "report": _report, "machine": _machine,
+    }  # fmt: skip
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell may have had them ignored
         signal.signal(number, _leave)
     try:
         return steps[arguments[0]]()
     except SymmemCheckError as error:
         print(command(Annotation("error", arguments[0], str(error))), flush=True)
-        if arguments[0] == "setup":  # the report step has nothing to go by then
+        if arguments[0] in ("setup", "machine"):  # no report step comes after them
             _summary(_no_result(str(error)))
         elif arguments[0] != "report" and (state := os.environ.get(STATE)):
             (Path(state) / PROBLEM).write_text(str(error), encoding="utf-8")
@@ -61,8 +63,20 @@ def _setup() -> int:
         prepare(inputs.out)  # now, so that no later step takes what an earlier job left there for this one's
     state = Path(tempfile.mkdtemp(prefix="state-", dir=Path(os.environ["RUNNER_TEMP"]) / "symmem-check"))
     (state / INPUTS).write_bytes(msgspec.json.encode(inputs))
-    _output({"python": sys.executable, "state": str(state), "mode": inputs.mode})
+    judges = "false" if inputs.is_of_machines else "true"
+    extra = ""
+    if inputs.machine is not None:
+        from .machines.spec import extra_of
+
+        extra = extra_of(inputs.machine)
+    _output({"python": sys.executable, "state": str(state), "mode": inputs.mode, "judges": judges, "extra": extra})
     return 0
+
+
+def _machine() -> int:
+    from .action_machine import run_machine
+
+    return run_machine(_state()[1], tell=_tell, output=_output, summary=_summary)
 
 
 def _fetch() -> int:

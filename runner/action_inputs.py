@@ -16,12 +16,14 @@ import msgspec
 
 from .errors import UserError
 from .github.settings import DEFAULT_ARTIFACT, DEFAULT_KEY
+from .machines.arguments import DEFAULT_KEY as DEFAULT_MACHINE_KEY
+from .machines.arguments import key as machine_key
 from .result import Gate
 from .settings import DEFAULT_OUT, outcomes, percentage, positive
 from .suite import GatePhase
 
 PREFIX = "SYMMEM_CHECK_INPUT_"
-Mode = Literal["check", "report"]
+Mode = Literal["check", "report", "start", "stop", "reap"]
 Upload = Literal["none", "reports", "all"]
 
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -33,7 +35,7 @@ _T = TypeVar("_T")
 class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     """What the workflow asked for. Paths are as given, relative to the workspace; None is what was left empty.
 
-    `baseline` is `auto`, `none` or a path.
+    `baseline` is `auto`, `none` or a path; `machine` is YAML or the path of a file with it.
     """
 
     mode: Mode = "check"
@@ -55,6 +57,13 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     comment: bool = True
     comment_key: str = DEFAULT_KEY
     upload: Upload = "reports"
+    machine: str | None = None
+    machine_key: str = DEFAULT_MACHINE_KEY
+
+    @property
+    def is_of_machines(self) -> bool:
+        """Whether a machine is started or ended, and nothing is judged."""
+        return self.mode in ("start", "stop", "reap")
 
     @property
     def suffix(self) -> str:
@@ -106,8 +115,14 @@ def read_inputs(environment: Mapping[str, str]) -> Inputs:
         comment=given.boolean("comment", default.comment),
         comment_key=given.parsed("comment-key", _key, default.comment_key),
         upload=cast("Upload", given.word("upload", get_args(Upload), default.upload)),
+        machine=given.text("machine"),
+        machine_key=given.parsed("machine-key", machine_key, default.machine_key),
     )
-    _refuse_contradictions(inputs)
+    has_token = given.boolean("has-runner-token", False)
+    if inputs.is_of_machines:
+        _refuse_what_is_no_machines(inputs, has_token)
+    else:
+        _refuse_contradictions(inputs, has_token)
     return inputs
 
 
@@ -171,21 +186,49 @@ def _key(text: str) -> str:
     return text
 
 
-def _refuse_contradictions(inputs: Inputs) -> None:
-    """Raise UserError for inputs that don't go together: one of them would be ignored in silence."""
+def _refuse_what_is_no_machines(inputs: Inputs, has_token: bool) -> None:
+    """Raise UserError for inputs that a machine's start or end would ignore in silence, and for what it lacks."""
+    names = [*_of_a_check(inputs), *_of_a_judgement(inputs)]
+    if names:
+        raise UserError(f"{' and '.join(names)} can't go with mode: {inputs.mode}, which runs and judges nothing")
+    if inputs.machine is None:
+        raise UserError(f"mode: {inputs.mode} needs machine: YAML that says where the GPUs come from")
+    if not has_token:
+        raise UserError(
+            f"mode: {inputs.mode} needs runner-token: one that may register runners, which the job's own may not"
+        )
+
+
+def _of_a_check(inputs: Inputs) -> list[str]:
+    """The inputs that say what to check, of those that are given."""
     given = {
         "suite": inputs.suite, "only": inputs.only, "traces": inputs.traces, "script": inputs.script,
         "script-args": inputs.script_args, "ranks": inputs.ranks, "ranks-per-gpu": inputs.ranks_per_gpu,
         "python": inputs.python, "nccl": inputs.nccl,
     }  # fmt: skip
-    names = [name for name, value in given.items() if value]
+    return [name for name, value in given.items() if value]
+
+
+def _of_a_judgement(inputs: Inputs) -> list[str]:
+    """The inputs that ask for more than is asked for anyhow."""
+    judged = {"min-…-coverage": inputs.gate.minimum, "require-baseline": inputs.require_baseline}
+    return [name for name, value in judged.items() if value]
+
+
+def _refuse_contradictions(inputs: Inputs, has_token: bool) -> None:
+    """Raise UserError for inputs that don't go together: one of them would be ignored in silence."""
+    if has_token:  # the code under test runs in this job
+        raise UserError(f"runner-token has no place in mode: {inputs.mode}; give it to start, stop and reap alone")
+    if inputs.machine is not None or inputs.machine_key != DEFAULT_MACHINE_KEY:
+        raise UserError(f"machine and machine-key can't go with mode: {inputs.mode}; start it in a job before")
+    names = _of_a_check(inputs)
     if inputs.mode == "report":
-        judged = {"min-…-coverage": inputs.gate.minimum, "require-baseline": inputs.require_baseline}
-        names += [name for name, value in judged.items() if value]
+        names += _of_a_judgement(inputs)
         if names:
             raise UserError(f"{' and '.join(names)} can't go with mode: report, which runs and judges nothing")
         return
-    for main, others in (("traces", set(given) - {"traces"}), ("script", {"suite", "only", "traces"})):
+    every = {"suite", "only", "script", "script-args", "ranks", "ranks-per-gpu", "python", "nccl"}
+    for main, others in (("traces", every), ("script", {"suite", "only", "traces"})):
         extra = [name for name in names if name in others]
         if main in names and extra:
             raise UserError(f"{' and '.join(extra)} can't go with {main}; leave one of them out")

@@ -17,6 +17,7 @@ from ..yaml_file import Value, parse_yaml, read_yaml
 from .model import Limits, Provider, RunnerProgram
 
 PROVIDERS = ("ec2", "ssh", "slurm", "kubernetes")
+EXTRAS = ("ec2", "kubernetes")
 COMMON = ("provider", "limits", "runner", "organization", "runner-group")
 LONGEST_HOURS = 24 * 5
 """A job of a runner of one's own ends after five days: https://docs.github.com/en/actions/reference/limits"""
@@ -47,14 +48,16 @@ class ProviderModule(Protocol):
         """Read the keys of KEYS. Raises UserError with line and key."""
 
 
+def extra_of(given: str) -> str:
+    """The extra of packages that the provider needs beside the others; empty where it needs none."""
+    name = _provider_name(_read(given))
+    return name if name in EXTRAS else ""
+
+
 def read_spec(given: str) -> tuple[Spec, Provider]:
     """The spec and its provider, out of YAML or of the file that `given` names."""
-    text = given.strip()
-    if not text:
-        raise UserError("machine: is empty; give its YAML, or the path of a file with it")
-    top = read_yaml(Path(text)) if "\n" not in text and ":" not in text else parse_yaml(text, Path("machine"))
-    # First the provider, since what else may stand there is for it to say.
-    name = top.mapping(required=("provider",))["provider"].choice(PROVIDERS)
+    top = _read(given)
+    name = _provider_name(top)
     module = cast("ProviderModule", importlib.import_module(f".{name}", __package__))
     entries = top.mapping((*COMMON, *module.KEYS), required=("limits",))
     spec = Spec(
@@ -65,6 +68,18 @@ def read_spec(given: str) -> tuple[Spec, Provider]:
         group=entries["runner-group"].whole_number(1) if "runner-group" in entries else 1,
     )
     return spec, module.provider(entries, spec)
+
+
+def _read(given: str) -> Value:
+    text = given.strip()
+    if not text:
+        raise UserError("machine: is empty; give its YAML, or the path of a file with it")
+    return read_yaml(Path(text)) if "\n" not in text and ":" not in text else parse_yaml(text, Path("machine"))
+
+
+def _provider_name(top: Value) -> str:
+    # Before all else: what else may stand there is for the provider to say.
+    return top.mapping(required=("provider",))["provider"].choice(PROVIDERS)
 
 
 def _limits(value: Value) -> Limits:

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 _EXPRESSION = re.compile(r"\$\{\{ (.*?) \}\}")
+_IS_GIVEN = re.compile(r"(inputs\.[\w-]+) != ''")
 _CONDITION = re.compile(r"(steps\.[\w-]+\.outputs\.[\w-]+) (==|!=) '([^']*)'")
 
 
@@ -100,7 +101,13 @@ class Composite:
         )
 
     def _resolve(self, value: Any) -> str:
-        return _EXPRESSION.sub(lambda found: self._known.get(found[1], ""), str(value))
+        return _EXPRESSION.sub(lambda found: self._evaluated(found[1]), str(value))
+
+    def _evaluated(self, expression: str) -> str:
+        """A name's value, the first of several that is not empty, or whether an input is given."""
+        if found := _IS_GIVEN.fullmatch(expression):
+            return "true" if self._known.get(found[1], "") else "false"
+        return next(filter(None, (self._known.get(name, "") for name in expression.split(" || "))), "")
 
     def _environment(self, step: dict[str, Any], script: Path) -> dict[str, str]:
         files = {name: script.with_suffix(f".{name}") for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}

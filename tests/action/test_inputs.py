@@ -13,6 +13,9 @@ from runner.action_inputs import PREFIX, Inputs, read_inputs
 from runner.errors import UserError
 from runner.result import Gate
 
+TOKENS = {"token", "runner-token"}
+MACHINE = "provider: ssh"
+
 
 @pytest.fixture(scope="module")
 def document(project: Path) -> dict[str, Any]:
@@ -24,26 +27,29 @@ def read(document: dict[str, Any]):
     """Read inputs that differ from action.yml's defaults."""
 
     def call(**given: str) -> Inputs:
-        values = {name: about["default"] for name, about in document["inputs"].items() if name != "token"}
-        values |= {name.replace("_", "-"): value for name, value in given.items()}
+        values = {name: about["default"] for name, about in document["inputs"].items() if name not in TOKENS}
+        values |= {"has-runner-token": "false"} | {name.replace("_", "-"): value for name, value in given.items()}
         return read_inputs({PREFIX + name.upper().replace("-", "_"): value for name, value in values.items()})
 
     return call
 
 
 def test_the_defaults_of_action_yml_are_those_of_an_empty_input(document: dict[str, Any], read) -> None:
-    empty = {name.replace("-", "_"): " " for name in document["inputs"] if name != "token"}
+    empty = {name.replace("-", "_"): " " for name in document["inputs"] if name not in TOKENS}
     assert read() == read(**empty) == Inputs()
 
 
-def test_action_yml_hands_every_input_over_once_and_the_token_to_the_steps_without_code(
+def test_action_yml_hands_every_input_over_once_and_the_tokens_to_the_steps_without_code(
     document: dict[str, Any],
 ) -> None:
     setup, *others = (step for step in document["runs"]["steps"] if "run" in step)
-    handed = {name: f"${{{{ inputs.{name} }}}}" for name in document["inputs"] if name != "token"}
+    handed = {name: f"${{{{ inputs.{name} }}}}" for name in document["inputs"] if name not in TOKENS}
+    handed["has-runner-token"] = "${{ inputs.runner-token != '' }}"
     assert setup["env"] == {PREFIX + name.upper().replace("-", "_"): value for name, value in handed.items()}
     tokens = {step["id"]: [name for name, value in step["env"].items() if "token" in value] for step in others}
-    assert tokens == {"fetch": ["GITHUB_TOKEN"], "run": [], "report": ["GITHUB_TOKEN"]}
+    assert tokens == {
+        "machine": ["SYMMEM_CHECK_RUNNER_TOKEN"], "fetch": ["GITHUB_TOKEN"], "run": [], "report": ["GITHUB_TOKEN"],
+    }  # fmt: skip
 
 
 def test_every_input_and_output_is_described(document: dict[str, Any]) -> None:
@@ -70,12 +76,24 @@ def test_all_that_may_be_asked_for(read) -> None:
     script = read(script="train.py", script_args="--name 'two words' --x=$HOME\n--y `id`")
     assert script.script_args == ("--name", "two words", "--x=$HOME", "--y", "`id`")
     assert read(traces="a b/*.json\nc").traces == ("a b/*.json", "c")
+    start = read(mode="start", machine=f"\n{MACHINE}\n", machine_key="two-nodes", has_runner_token="true")
+    assert (start.mode, start.machine, start.machine_key) == ("start", MACHINE, "two-nodes")
 
 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"mode": "start"}, "mode: 'start' is not one of check, report"),
+        ({"mode": "begin"}, "mode: 'begin' is not one of check, report, start, stop, reap"),
+        ({"mode": "start", "has_runner_token": "true"}, "mode: start needs machine: YAML that says"),
+        ({"mode": "stop", "machine": MACHINE}, "mode: stop needs runner-token: one that may register runners"),
+        (
+            {"mode": "start", "machine": MACHINE, "has_runner_token": "true", "suite": "full"},
+            "suite can't go with mode: start",
+        ),
+        ({"machine_key": "A", "mode": "start"}, "machine-key: 'A' is no key; give up to 20 small letters"),
+        ({"has_runner_token": "true"}, "runner-token has no place in mode: check"),
+        ({"has_runner_token": "true", "mode": "report"}, "runner-token has no place in mode: report"),
+        ({"machine": MACHINE}, "machine and machine-key can't go with mode: check"),
         ({"page": "yes"}, "page: 'yes' is not one of true, false"),
         ({"comment": "True"}, "comment: 'True' is not one of true, false"),
         ({"upload": "everything"}, "upload: 'everything' is not one of none, reports, all"),

@@ -39,7 +39,7 @@ def test_traces_that_pass(composite: Play, workspace: Path) -> None:
     assert played.outputs == {
         "verdict": "pass", "forward-coverage": "100", "backward-coverage": "0", "regressions": "0",
         "result": str(out / "result.json"), "junit": str(workspace / "reports/my junit.xml"),
-        "page": str(out / "page.html"), "comment-url": "",
+        "page": str(out / "page.html"), "comment-url": "", "runner-label": "",
     }  # fmt: skip
     for name in ("result", "junit", "page"):
         assert Path(played.outputs[name]).stat().st_size > 500

@@ -11,8 +11,9 @@ import yaml
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 WORKFLOW = PROJECT / ".github" / "workflows" / "symmem-check.yml"
-OWN = {"token", "mode"}
-"""The action's inputs that a caller of the workflow can't give: the job's token is used, and the mode is `check`."""
+OWN = {"token", "mode", "machine", "machine-key", "runner-token"}
+"""The action's inputs that are not handed on to the check: its token is the job's, its mode `check`, and the machine is
+the other jobs' affair."""
 OUTSIDE = ("verdict", "forward-coverage", "backward-coverage", "regressions", "comment-url")
 """The action's outputs that are no paths on the job's machine."""
 
@@ -26,7 +27,7 @@ def mirrored(workflow: str, action: dict[str, Any]) -> str:
         "end of the action's outputs": [
             line
             for name, about in outputs.items()
-            for line in (f"{name}:", *_described(about), f"  value: ${{{{ jobs.check.outputs.{name} }}}}")
+            for line in (f"{name}:", *_described(about), f"  value: ${{{{ {_value(name)} }}}}")
         ],
         "end of the job's outputs": [f"{name}: ${{{{ steps.check.outputs.{name} }}}}" for name in outputs],
         "end of what is passed on": [f"{name}: ${{{{ inputs.{name} }}}}" for name in inputs],
@@ -44,6 +45,11 @@ def mirrored(workflow: str, action: dict[str, Any]) -> str:
         if "mirror.py" in text:
             block = []
     return "\n".join(lines) + "\n"
+
+
+def _value(name: str) -> str:
+    value = f"jobs.check.outputs.{name}"
+    return f"{value} || jobs.start.outputs.verdict" if name == "verdict" else value
 
 
 def _input(name: str, about: dict[str, Any]) -> list[str]:

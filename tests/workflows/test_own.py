@@ -56,11 +56,27 @@ def test_every_foreign_action_is_pinned_to_one_commit_by_its_whole_sha() -> None
     assert sorted(names) == sorted(set(names)), "one commit an action"
 
 
-@pytest.mark.parametrize("name", sorted(all_workflows()))
+@pytest.mark.parametrize("name", sorted({*all_workflows()} - {WORKFLOW.name}))
 def test_permissions_are_written_out_job_by_job(name: str) -> None:
     workflow = all_workflows()[name]
     assert workflow["permissions"] == {}
     assert all("permissions" in job for job in workflow["jobs"].values())
+
+
+def test_the_reusable_workflow_asks_no_caller_for_a_right_that_only_some_machines_need() -> None:
+    """GitHub refuses a call whose job grants less than a job in it asks for, even one that is skipped."""
+    workflow = all_workflows()[WORKFLOW.name]
+    assert "permissions" not in workflow
+    asked = {name: job.get("permissions") for name, job in workflow["jobs"].items()}
+    read = {"contents": "read", "actions": "read", "pull-requests": "write"}
+    assert asked == {"start": None, "check": read, "stop": None, "gate": {}}
+    with_secrets = {name for name, job in workflow["jobs"].items() if "secrets." in json.dumps(job)}
+    assert with_secrets == {"start", "stop"}
+    for name in with_secrets:  # whose code runs there is this project's alone
+        steps = workflow["jobs"][name]["steps"]
+        assert [step["uses"].partition("@")[0] for step in steps] == [
+            "aws-actions/configure-aws-credentials", "org/symmem-check",
+        ]  # fmt: skip
 
 
 def test_the_reusable_workflow_has_the_actions_inputs() -> None:
@@ -70,7 +86,8 @@ def test_the_reusable_workflow_has_the_actions_inputs() -> None:
     assert mirrored(text, action) == text
     workflow = load(text)
     inputs = set(workflow["on"]["workflow_call"]["inputs"])
-    assert inputs == set(action["inputs"]) - OWN | {"runs-on", "gate-runs-on"}
+    more = {"runs-on", "gate-runs-on", "machine", "machine-key", "allow-no-capacity", "environment", "aws-role", "aws-region"}
+    assert inputs == set(action["inputs"]) - OWN | more
     (step,) = [step for step in workflow["jobs"]["check"]["steps"] if step.get("id") == "check"]
     assert set(step["with"]) == set(action["inputs"]) - OWN
 
@@ -105,25 +122,64 @@ def test_the_canarys_issues_are_told_of_all_its_rows(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("result", "verdict", "status", "told"),
+    ("start", "capacity", "result", "verdict", "status", "told"),
     [
-        ("success", "pass", 0, "The check passed."),
-        ("success", "", 1, "no verdict"),
-        ("failure", "fail", 1, "does not hold"),
-        ("failure", "unmeasured", 1, "nothing could be measured"),
-        ("failure", "", 1, "no verdict"),
-        ("cancelled", "", 1, "was cancelled"),
-        ("skipped", "", 1, "was skipped"),
+        ("skipped", "", "success", "pass", 0, "The check passed."),
+        ("success", "", "success", "pass", 0, "The check passed."),
+        ("skipped", "", "success", "", 1, "no verdict"),
+        ("skipped", "", "failure", "fail", 1, "does not hold"),
+        ("success", "", "failure", "fail", 1, "does not hold"),
+        ("skipped", "", "failure", "unmeasured", 1, "nothing could be measured"),
+        ("skipped", "", "failure", "", 1, "no verdict"),
+        ("skipped", "", "cancelled", "", 1, "was cancelled"),
+        ("skipped", "", "skipped", "", 1, "was skipped"),
+        ("failure", "", "skipped", "", 1, "no machine could be started"),
+        ("cancelled", "", "skipped", "", 1, "the start of the machine was cancelled"),
+        ("failure", "no-capacity", "skipped", "", 1, "there was no capacity"),
+        ("failure", "", "success", "pass", 1, "no machine could be started"),
     ],
 )
-def test_the_gate_holds_for_a_pass_alone(result: str, verdict: str, status: int, told: str) -> None:
-    (step,) = load(WORKFLOW.read_text(encoding="utf-8"))["jobs"]["gate"]["steps"]
-    environment = {"PATH": os.environ["PATH"], "RESULT": result, "VERDICT": verdict}
-    done = subprocess.run(
-        ["bash", "-e", "-c", step["run"]], env=environment, capture_output=True, text=True, check=False
-    )  # fmt: skip
+def test_the_gate_holds_for_a_pass_alone(
+    start: str, capacity: str, result: str, verdict: str, status: int, told: str
+) -> None:
+    done = gate(START=start, CAPACITY=capacity, RESULT=result, VERDICT=verdict, ALLOWED="false")
     assert done.returncode == status and told in done.stdout
     assert done.stdout.startswith("::error ") == bool(status)
+
+
+@pytest.mark.parametrize(("capacity", "status"), [("no-capacity", 0), ("", 1)])
+def test_allow_no_capacity_passes_that_one_case_and_says_so(capacity: str, status: int) -> None:
+    done = gate(START="failure", CAPACITY=capacity, RESULT="skipped", VERDICT="", ALLOWED="true")
+    assert done.returncode == status
+    assert done.stdout.startswith("::error " if status else "::warning title=symmem-check gate::Nothing was checked")
+
+
+def gate(**environment: str) -> subprocess.CompletedProcess[str]:
+    (step,) = load(WORKFLOW.read_text(encoding="utf-8"))["jobs"]["gate"]["steps"]
+    environment |= {"PATH": os.environ["PATH"]}
+    return subprocess.run(
+        ["bash", "-e", "-c", step["run"]], env=environment, capture_output=True, text=True, check=False
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("machine", "runs_on", "started", "told"),
+    [
+        ("false", "gpu", "", ""),
+        ("true", "", "2", ""),
+        ("true", "", "1", "the machine of attempt 1 is gone, and this is attempt 2: re-run all jobs"),
+        ("true", "gpu", "2", "runs-on and machine can't go together"),
+        ("false", "", "", "neither runs-on nor machine is given"),
+    ],
+)
+def test_the_check_tells_why_it_is_on_no_gpu(machine: str, runs_on: str, started: str, told: str) -> None:
+    step = load(WORKFLOW.read_text(encoding="utf-8"))["jobs"]["check"]["steps"][0]
+    environment = {"PATH": os.environ["PATH"], "GITHUB_RUN_ATTEMPT": "2"}
+    environment |= {"MACHINE": machine, "RUNS_ON": runs_on, "STARTED_IN": started}
+    done = subprocess.run(
+        ["bash", "-e", "-c", step["run"]], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, told in done.stdout) == (bool(told), True)
 
 
 @pytest.mark.parametrize("path", sorted(examples()))
