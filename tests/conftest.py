@@ -8,6 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+from .slurm_cluster import cluster, slurm  # noqa: F401
+
+# A busy machine is slow for a moment, which is no fault of the example that was tried then.
+settings.register_profile("busy", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 @pytest.fixture(scope="session")
@@ -41,3 +48,11 @@ def _has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Tell what the tests that inject faults counted."""
+    for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
+        for name, told in report.user_properties:
+            if name == "faults" and report.when == "call":
+                terminalreporter.write_line(f"faults injected: {told}")

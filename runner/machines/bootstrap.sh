@@ -93,8 +93,12 @@ fi
 # Nothing of what this script knows reaches the job but the configuration, which is void once the runner has it.
 home=$([ -n "$RUN_AS" ] && eval echo "~$RUN_AS" || echo "${HOME:-/tmp}")
 cd "$WORK/$NAME" || exit 1
+# By these a job on a cluster knows its allocation, and srun the nodes to start ranks on.
+allocation=()
+for variable in "${!SLURM_@}"; do allocation+=("$variable=${!variable}"); done
 setsid ${as[@]+"${as[@]}"} env -i HOME="$home" PATH="$PATH" LANG="${LANG:-C.UTF-8}" \
     ${CUDA_VISIBLE_DEVICES:+CUDA_VISIBLE_DEVICES="$CUDA_VISIBLE_DEVICES"} \
+    ${allocation[@]+"${allocation[@]}"} \
     ACTIONS_RUNNER_HOOK_JOB_STARTED="$WORK/$NAME/job-started.sh" \
     ./run.sh --jitconfig "$JIT" </dev/null &
 runner=$!

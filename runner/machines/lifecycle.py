@@ -22,6 +22,8 @@ from .model import Machine, MachineError, Order, Owner, Provider, owner_of, pref
 from .spec import Spec
 
 POLL_SECONDS = 5.0
+LOOK_SECONDS = 20.0
+"""How often it is asked whether a machine whose runner is waited for is still there."""
 REGISTRATION_HOLDS = 120.0
 """Seconds for which a registration is used for another try to start a machine. GitHub forgot runners that did not come
 within some six minutes: https://github.com/actions/runner/issues/4726"""
@@ -167,13 +169,19 @@ class Lifecycle:
         """Return when the runner is online. Raises MachineError with the machine's journal where it never is."""
         began = self._clock.now()
         minutes = self._spec.limits.register_minutes
-        runner = None
-        while self._clock.now() - began < minutes * 60:
+        runner, looked, seen, ended = None, began, False, False
+        while self._clock.now() - began < minutes * 60 and not ended:
             runner = self._runners.find(machine.owner.name)
             if runner is not None and runner.status == "online":
                 self._tell(f"the runner {runner.name} is there, after {self._clock.now() - began:.0f} s")
                 return
             self._pause(POLL_SECONDS, asked)
+            if self._clock.now() - looked >= LOOK_SECONDS:  # a provider may show a new machine only after a while
+                looked, before = self._clock.now(), seen
+                seen = machine.id in {
+                    one.id for one in self._provider.list(machine.owner.server, machine.owner.repository)
+                }
+                ended = before and not seen
         failed: list[str] = []
         journal = ""
         with _noting(failed, "its journal"):
@@ -183,9 +191,10 @@ class Lifecycle:
             self._tell(f"  {machine.id}: {line}")
         said = lines[-1] if lines else "it printed nothing" if not failed else failed[0]
         unknown = "" if runner is not None else ", and GitHub no longer knows it"
+        why = "ended before its runner came" if ended else f"but its runner did not come within {minutes} minutes"
         raise MachineError(
-            f"{machine.what} in {machine.where} ({machine.id}) was started, but its runner did not come within "
-            f"{minutes} minutes{unknown}; the last of what it printed: {said}"
+            f"{machine.what} in {machine.where} ({machine.id}) was started, {why}{unknown}; the last of what it "
+            f"printed: {said}"
         )
 
     def _pause(self, seconds: float, asked: Stop) -> None:

@@ -22,7 +22,8 @@ class FakeWithRunners(FakeGithub):
     """GitHub with the runners of a repository and of its organisation.
 
     `job` is the shell command that each runner gets as its one job, None for no job at all. `over` are the runs'
-    attempts that have ended; all others are in progress. What a runner says comes in by a door of its own.
+    attempts that have ended; all others are in progress. What a runner says comes in by a door of its own; with
+    `comes_at_once` each is online as soon as it is known.
     """
 
     def __init__(self) -> None:
@@ -31,6 +32,7 @@ class FakeWithRunners(FakeGithub):
         self.over: set[tuple[int, int]] = set()
         self.job: str | None = "true"
         self.private = True
+        self.comes_at_once = False
         self.played: list[tuple[str, int]] = []
         self.said: list[str] = []
         self._back = _serve(self, _BackDoor)
@@ -83,6 +85,7 @@ class FakeWithRunners(FakeGithub):
             if asked.body["name"] in self.names():
                 return 409, {}, {"message": "Already exists", "documentation_url": "https://d"}
             runner = runner_object(next(self._numbers), asked.body["name"], asked.body["labels"])
+            runner["status"] = "online" if self.comes_at_once else "offline"
             self.runners.append(runner)
         return 201, {}, {"runner": runner, "encoded_jit_config": self.configuration(runner["name"])}
 

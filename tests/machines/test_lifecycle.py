@@ -164,6 +164,24 @@ class _Slow(QuickClock):
         super().sleep(seconds)
 
 
+def test_a_machine_that_ends_before_its_runner_comes_is_not_waited_for(
+    lifecycle: Callable[..., Lifecycle], provider: LocalProvider, github: FakeWithRunners
+) -> None:
+    github.hear = lambda name, what, status: 500  # type: ignore[method-assign]
+    listed, looks = provider.list, []
+
+    def ends(server: str, repository: str):  # type: ignore[no-untyped-def]
+        looks.append(server)
+        return [] if len(looks) == 4 else listed(server, repository)  # before, for twins, there, and gone
+
+    provider.list = ends  # type: ignore[method-assign]
+    clock = _Slow(QuickClock())
+    began = clock.time
+    with pytest.raises(MachineError, match="ended before its runner came; the last of what it printed: "):
+        lifecycle(clock, register_minutes=10).start(owner())
+    assert 40 <= clock.time - began < 60
+
+
 def test_a_twin_from_a_call_whose_answer_was_lost_is_ended(
     lifecycle: Callable[..., Lifecycle], provider: LocalProvider, github: FakeWithRunners
 ) -> None:

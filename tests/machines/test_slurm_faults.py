@@ -1,0 +1,88 @@
+"""The starter is killed, or loses the cluster, before and after each of its calls: after `reap` nothing is left."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ..github.fake import REPOSITORY
+from ..slurm_cluster import GPUS, NODES, Cluster
+from .fake import FakeWithRunners
+from .slurm import SERVER, Bench, make_bench
+
+pytestmark = [pytest.mark.needs_program("sbatch"), pytest.mark.slow]
+# What a start asks of the cluster, in this order: a part of the command, and which of the calls with it is meant.
+STEPS = [("-printf", 1), ("squeue", 1), ("mkdir", 1), ("sbatch", 1), ("squeue", 2), ("mv -f", 1), ("-printf", 2)]
+WAYS = ["killed-before", "killed-after", "down-before", "down-after"]
+# The command line itself, with a shell that breaks at one call.
+STARTER = """
+import os, signal, sys
+from runner.cli import main
+from runner.machines.model import MachineError
+from runner.machines.remote import LocalShell
+
+part, count, way = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+run, seen, down = LocalShell.run, 0, False
+
+def breaks():
+    global down
+    if way.startswith("killed"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    down = True
+    raise MachineError("the network is down")
+
+def faulty(self, arguments, **more):
+    global seen
+    if down:
+        raise MachineError("the network is down")
+    seen += any(part in one for one in arguments)
+    here = seen == count and any(part in one for one in arguments)
+    if here and way.endswith("before"):
+        breaks()
+    said = run(self, arguments, **more)
+    if here:
+        breaks()
+    return said
+
+LocalShell.run = faulty
+sys.exit(main(["machine", "start", "--machine", sys.argv[4]]))
+"""
+
+
+@pytest.fixture
+def bench(cluster: Cluster, github: FakeWithRunners, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return make_bench(cluster, github, tmp_path / "machines", monkeypatch)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_after_a_starter_that_broke_at_any_call_reap_leaves_nothing(
+    way: str, bench: Bench, github: FakeWithRunners, job: dict[str, str], project: Path
+) -> None:
+    text = bench.yaml("{gpus: 1}")
+    lifecycle = bench.of(text)
+    leaks = runs = 0
+    numbers = itertools.count(100)
+    for begin in range(0, len(STEPS), GPUS * len(NODES)):  # as many at once as there are GPUs
+        starters = {}
+        for part, count in STEPS[begin : begin + GPUS * len(NODES)]:
+            run = next(numbers)
+            starters[run] = subprocess.Popen(
+                [sys.executable, "-c", STARTER, part, str(count), way, text], cwd=project,
+                env=os.environ | job | {"GITHUB_RUN_ID": str(run)}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            )  # fmt: skip
+        for run, starter in starters.items():
+            said = starter.communicate(timeout=240)[1].decode()
+            assert starter.returncode == (-signal.SIGKILL if way.startswith("killed") else 3), said
+            assert "Traceback" not in said
+            github.over.add((run, 1))
+        assert lifecycle.reap(SERVER, REPOSITORY).failed == []
+        runs += len(starters)
+        leaks += not bench.is_clean()
+    print(f"{way}: {runs} starters broken, {leaks} leaks")
+    assert (runs, leaks) == (len(STEPS), 0)
