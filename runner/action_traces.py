@@ -25,11 +25,11 @@ from .traces import Traces, find_traces, printable, read_traces
 
 
 def run_traces(patterns: tuple[str, ...], settings: RunSettings, tell: Callable[[str], None]) -> Result:
-    """Judge the traces that `patterns` name as one run of a script, and write its reports as `run` does.
+    """Judge the traces that `patterns` name as one run of training, and write its reports as `run` does.
 
     Raises UserError where one of them can't be read: a rank that is missing would look like a change.
     """
-    baseline = read_baseline(settings.baseline, of_script=True)
+    baseline = read_baseline(settings.baseline, of="traces")
     traces = read_traces(patterns, tell)
     if traces.errors:
         raise UserError(f"{traces.errors[0].file}: {traces.errors[0].message}")
@@ -50,11 +50,12 @@ def judge_traces(patterns: tuple[str, ...], traces: Traces) -> Result:
     script = ScriptResult(
         command=list(patterns), ranks=ranks, steps=steps, warmup=0, rows=script_rows(collectives, steps),
         fallen=fallen[:MOST_FALLEN], more_fallen=max(0, len(fallen) - MOST_FALLEN), trouble=trouble,
+        recorded=True,
     )  # fmt: skip
     result = Result(
         version=__version__,
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        looks_at=f"{len(traces.files)} recorded traces",
+        looks_at=f"{len(traces.files)} recorded {'trace' if len(traces.files) == 1 else 'traces'}",
         suite=SuiteName("traces", " ".join(patterns)),
         verdict=Verdict("unmeasured", f"Nothing could be measured: {trouble or 'not judged yet'}."),
         coverage=gate_coverage(collectives),

@@ -11,6 +11,7 @@ from .judge.baseline import compare
 from .judge.baseline_sides import side_of_traces, why_no_baseline, why_not_comparable
 from .judge.gate import compare_results
 from .result import Result, read_result
+from .script_result import Subject, subject_of, with_article
 from .traces import Traces, printable, read_traces
 
 _HEAD = 64 * 2**10
@@ -51,10 +52,10 @@ def result_file(path: Path) -> Path:
     return path / "result.json" if path.is_dir() else path
 
 
-def read_baseline(path: Path | None, *, of_script: bool | None = None) -> Result | None:
+def read_baseline(path: Path | None, *, of: Subject | None = None) -> Result | None:
     """Read the result to compare with; None for None. Raises UserError for one that can't be a baseline.
 
-    `of_script` says whether it has to be of a script or of a suite, so that a wrong one is told before a long run.
+    `of` is what this run is of, so that a baseline of something else is told before a long run.
     """
     if path is None:
         return None
@@ -62,11 +63,9 @@ def read_baseline(path: Path | None, *, of_script: bool | None = None) -> Result
     result = read_result(file)
     if (why := why_no_baseline(result)) is not None:
         raise UserError(f"{file}: {why}, so it is no baseline; give the result.json of a whole run")
-    if of_script is not None and of_script != (result.script is not None):
-        kinds = ("a suite", "a script")
-        raise UserError(
-            f"{file}: is of {kinds[not of_script]}, and this run is of {kinds[of_script]}; give another one"
-        )
+    if of is not None and (of == "suite") != (result.script is None):
+        base = with_article(subject_of(result.script))
+        raise UserError(f"{file}: is of {base}, and this run is of {with_article(of)}; give another one")
     return result
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
 
 from .compare import read_baseline
+from .errors import Interrupted
 from .judge.script import judge_script, unmeasured_script
 from .launch import SHARED_GPU_ENVIRONMENT, checks_folder, describe_python
 from .nccl_library import nccl_to_preload
@@ -21,7 +24,7 @@ from .run import finish, prepare, share
 from .runfolder import End, RunFolder, write_json
 from .script_result import ScriptResult
 from .settings import RunSettings, ScriptSettings
-from .watch import Stop, stoppable
+from .watch import Stop, holding_signals, stoppable
 
 STOP_SECONDS = 5.0
 FOLDER = "cases/script"
@@ -44,9 +47,10 @@ class ScriptPlan(msgspec.Struct, frozen=True, kw_only=True):
 def run_script(settings: RunSettings, script: ScriptSettings, tell: Callable[[str], None]) -> Result:
     """Run the script, judge the steps traced, and write result.json, junit.xml, summary.md and the run folder.
 
-    `tell` takes progress, a line at a time. Raises UserError for what the caller has to change first.
+    `tell` takes progress, a line at a time. Raises UserError for what the caller has to change first. SIGINT,
+    SIGTERM and SIGHUP end the ranks; then what was traced is judged and written, and Interrupted is raised.
     """
-    baseline = read_baseline(settings.baseline, of_script=True)
+    baseline = read_baseline(settings.baseline, of="script")
     prepare(settings.out)
     began = time.monotonic()
     facts = describe_python(settings.python)
@@ -54,27 +58,37 @@ def run_script(settings: RunSettings, script: ScriptSettings, tell: Callable[[st
     ranks = settings.ranks or max(2, gpus)
     asked = asked_for(script, ranks)
     if facts.error is not None:
-        result = unmeasured_script(asked, settings.ranks_per_gpu or 1, facts.error)
-    else:
-        ranks_per_gpu = share(ranks, settings.ranks_per_gpu, gpus)
-        preload = nccl_to_preload(settings.nccl, facts, tell)
-        first, last = max(2, script.warmup) + 1, max(2, script.warmup) + script.steps
-        used = f"{-(-ranks // ranks_per_gpu)} × {facts.devices[0].name}"
-        tell(f"{script.file}: {ranks} ranks on {used}, torch {facts.torch}")
-        tell(f"tracing steps {first} to {last}; its output goes to {settings.out / 'run/starts/0/log.txt'}")
-        if ranks_per_gpu > 1 and preload is None:
-            tell(f"{ranks_per_gpu} ranks share a GPU, which needs NCCL 2.30.3 or newer (--nccl 2.30.7)")
-        if settings.witness and (told := replacing(os.environ)):
-            tell(told)
-        folder = RunFolder(settings.out / "run")
+        return finish(unmeasured_script(asked, settings.ranks_per_gpu or 1, facts.error), settings, baseline)
+    ranks_per_gpu = share(ranks, settings.ranks_per_gpu, gpus)
+    preload = nccl_to_preload(settings.nccl, facts, tell)
+    first, last = asked.warmup + 1, asked.warmup + asked.steps
+    used = f"{-(-ranks // ranks_per_gpu)} × {facts.devices[0].name}"
+    tell(f"{script.file}: {ranks} ranks on {used}, torch {facts.torch}")
+    tell(f"tracing steps {first} to {last}; its output goes to {settings.out / 'run/starts/0/log.txt'}")
+    if ranks_per_gpu > 1 and preload is None:
+        tell(f"{ranks_per_gpu} ranks share a GPU, which needs NCCL 2.30.3 or newer (--nccl 2.30.7)")
+    if settings.witness and (told := replacing(os.environ)):
+        tell(told)
+    folder = RunFolder(settings.out / "run")
+    with holding_signals() as stop:
         end = run_ranks(
             script, folder, ranks, ranks_per_gpu,
-            python=settings.python, preload=preload, witness=settings.witness,
+            python=settings.python, preload=preload, witness=settings.witness, stop=stop,
         )  # fmt: skip
-        tell(f"the script {end.ended}" + (f": {end.message}" if end.message else ""))
+        tell(_told(end))
         result = judge_script(folder, asked)
-    seconds = {"all": round(time.monotonic() - began, 3)}
-    return finish(msgspec.structs.replace(result, seconds=seconds), settings, baseline)
+        seconds = {"all": round(time.monotonic() - began, 3)}
+        result = finish(msgspec.structs.replace(result, seconds=seconds), settings, baseline)
+    if stop.signal:
+        name = signal.Signals(stop.signal).name
+        raise Interrupted(f"interrupted by {name}; reports of what was traced are in {settings.out}", stop.signal)
+    return result
+
+
+def _told(end: End) -> str:
+    if end.ended == "stopped":
+        return f"the script was {end.message}"
+    return f"the script {end.ended}" + (f": {end.message}" if end.message else "")
 
 
 def asked_for(script: ScriptSettings, ranks: int) -> ScriptResult:
@@ -97,13 +111,15 @@ def run_ranks(
     preload: Path | None = None,
     environment: dict[str, str] | None = None,
     witness: bool = False,
+    stop: Stop | None = None,
 ) -> End:
     """Run the script once under torchrun, writing into `folder`; returns how it ended.
 
     With `witness` NCCL writes its own log there too, wherever the caller had it.
 
     Environment (by default this process's), working directory and arguments are the caller's. No process of it is
-    left when this returns. SIGINT, SIGTERM and SIGHUP end the ranks first and act then.
+    left when this returns. SIGINT, SIGTERM and SIGHUP end the ranks first and act then; a caller that holds them
+    itself gives its `stop`.
     """
     path = folder.path.resolve()
     case = Case(id="script", folder=FOLDER, workload=script.file, axes={}, deadline=script.timeout)
@@ -120,10 +136,10 @@ def run_ranks(
     # torchrun would set the threads alike, and say so at length.
     needed = {"OMP_NUM_THREADS": "1"} | (SHARED_GPU_ENVIRONMENT if ranks_per_gpu > 1 else {})
     variables = {**needed, **caller, **(log_variables(start) if witness else {})}
-    with stoppable() as stop:
+    with stoppable() if stop is None else nullcontext(stop) as asked:
         processes = Processes(_command(path, ranks, python, preload, caller), variables, start / "log.txt")
         try:
-            end = _follow(processes, stop, script.timeout)
+            end = _follow(processes, asked, script.timeout)
         finally:
             processes.stop(patience=0)
         write_json(end, start / "end.json")
@@ -144,7 +160,8 @@ def _follow(processes: Processes, stop: Stop, timeout: float) -> End:
     while True:
         status = processes.poll()
         if stop.signal:
-            return End(exit_status=processes.stop(STOP_SECONDS), ended="stopped", message="stopped by a signal")
+            message = f"stopped by {signal.Signals(stop.signal).name} while it ran"
+            return End(exit_status=processes.stop(STOP_SECONDS), ended="stopped", message=message)
         if status is not None:
             return _how_it_ended(processes, status)
         if time.monotonic() > end:

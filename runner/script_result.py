@@ -1,11 +1,16 @@
-"""What a run of the user's own training script found: the part of a Result that only such a run has."""
+"""What a run of the user's own training script found, or its recorded traces: the part that only such a Result has."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import msgspec
 
 from .findings import Cause, KernelSeen
 from .model import Coverage, Kind, Phase
+
+Subject = Literal["suite", "script", "traces"]
+"""What a Result is of; a script's and that of traces are compared by the same key."""
 
 
 class ScriptRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +53,8 @@ class ScriptResult(msgspec.Struct, frozen=True, kw_only=True):
     """A run of a script: what was run, the collectives by row, and those that fell back, most bytes a step first.
 
     `steps` is how many steps were traced on each rank, `warmup` how many went before. `detail` is the traceback where
-    the script raised. `more_fallen` counts the fallen entries that were left out.
+    the script raised. `more_fallen` counts the fallen entries that were left out. Where the traces were `recorded`
+    before, nothing was run: `command` are their names then.
     """
 
     command: list[str]
@@ -61,3 +67,19 @@ class ScriptResult(msgspec.Struct, frozen=True, kw_only=True):
     more_fallen: int = 0
     trouble: str | None = None
     detail: str | None = None
+    recorded: bool = False
+
+    @property
+    def subject(self) -> Literal["script", "traces"]:
+        """What the collectives are of, as a report calls it."""
+        return "traces" if self.recorded else "script"
+
+
+def subject_of(script: ScriptResult | None) -> Subject:
+    """What a Result with this part is of."""
+    return "suite" if script is None else script.subject
+
+
+def with_article(subject: Subject) -> str:
+    """`a suite`, `a script`, `traces`."""
+    return subject if subject == "traces" else f"a {subject}"

@@ -37,7 +37,8 @@ def why_no_baseline(result: Result) -> str | None:
 def why_not_comparable(result: Result) -> str | None:
     """Why there is nothing in a result to compare, as the end of a sentence; None where there is something."""
     if result.script is not None and result.script.trouble is not None:
-        return f"is of a script that did not come to its end ({result.script.trouble})"
+        why = "traces that show nothing" if result.script.recorded else "a script that did not come to its end"
+        return f"is of {why} ({result.script.trouble})"
     if result.verdict.word in ("unmeasured", "no-capacity"):
         return f"has the verdict {result.verdict.word} ({result.verdict.sentence.removesuffix('.')})"
     return None

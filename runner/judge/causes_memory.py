@@ -205,9 +205,9 @@ LATE = Rule(
 )
 CONTRAST = Rule(
     name="symmetric-in-forward-only",
-    means="Where nothing was recorded of the buffers, as in a script of your own, the like call of forward shows "
-    "that machine, NCCL, kind and dtype can do it; what is left is the memory that backward allocates. That the op is "
-    "the same is not known.",
+    means="Where nothing was recorded of the buffers, as in recorded traces, the like call of forward shows that "
+    "machine, NCCL, kind and dtype can do it; what is left is the memory that backward allocates. That the op is the "
+    "same is not known.",
     seen_by="symmetric calls of the same kind, dtype and group in forward",
     mend=_BACKWARD,
     source="https://github.com/pytorch/pytorch/issues/167353",

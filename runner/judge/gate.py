@@ -11,6 +11,7 @@ from ..comparison import Comparison, Difference
 from ..errors import UserError
 from ..model import Coverage
 from ..result import CaseResult, Gate, Outcome, PhaseResult, Result, Verdict
+from ..script_result import subject_of, with_article
 from ..suite import GatePhase
 from .baseline import compare
 from .baseline_sides import side_of_result, why_not_comparable
@@ -44,7 +45,7 @@ def gated(result: Result, gate: Gate, baseline: Result | None = None, file: str 
 def compare_results(base: Result, head: Result, file: str) -> Comparison:
     """Compare two Results; `file` is the baseline's name. Raises UserError where they have no keys in common."""
     if (base.script is None) != (head.script is None):
-        kinds = ["a script" if result.script is not None else "a suite" for result in (base, head)]
+        kinds = [with_article(subject_of(result.script)) for result in (base, head)]
         raise UserError(f"{file}: is of {kinds[0]}, and this run is of {kinds[1]}; compare runs of the same")
     judged = [(case.id, phase.phase) for result in (base, head) for case in result.cases for phase in case.phases]
     return compare(side_of_result(base, file, judged), side_of_result(head, "", judged))
@@ -91,7 +92,7 @@ def _unjudged(case: CaseResult, gate: GatePhase) -> PhaseResult:
 def verdict(result: Result) -> Verdict:
     """The verdict on a Result by its own gate; that of a script that did not come to its end stands as it is."""
     if result.script is not None:
-        return result.verdict if result.script.trouble is not None else _of_script(result)
+        return result.verdict if result.script.trouble is not None else _of_script(result, result.script.subject)
     return _of_cases(result)
 
 
@@ -147,8 +148,8 @@ def _as_expected(total: int, outcomes: Counter[Outcome]) -> str:
     return f"All {total} phases are as expected"
 
 
-def _of_script(result: Result) -> Verdict:
-    """Without a minimum and a baseline, a script passes that ran and was measured."""
+def _of_script(result: Result, subject: str) -> Verdict:
+    """Without a minimum and a baseline, a script passes that ran and was measured, and so do traces."""
     lost = result.baseline.regressed if result.baseline is not None else []
     reasons = []
     if lost and "regressed" in result.gate.fail_on:
@@ -163,7 +164,7 @@ def _of_script(result: Result) -> Verdict:
     )
     asked = "as much as is asked for" if result.gate.minimum else "no minimum is asked for"
     rest = "".join(f"; {beside}" for beside in ([f"{len(lost)} regressed"] if lost else []) + _beside(result))
-    return Verdict("pass", f"Coverage of your script: {told}; {asked}{rest}.")
+    return Verdict("pass", f"Coverage of your {subject}: {told}; {asked}{rest}.")
 
 
 def _too_low(result: Result) -> Sequence[str]:

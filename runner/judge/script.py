@@ -90,6 +90,8 @@ def judge_script(folder: RunFolder, asked: ScriptResult) -> Result:
     buffers = [buffer for record in records.values() for buffer in record.buffers]
     if trouble is None and not calls:
         trouble = Trouble(False, f"no collective was traced in {asked.steps} steps")
+    elif trouble is not None and not calls and end is not None and end.ended == "stopped":
+        trouble = trouble._replace(fails=False)  # ended too early for a trace, it shows nothing that is wrong
     log = _witnessed(folder, records.get(0), calls, trouble, notes)
     fallen = script_fallen(calls, asked.steps, buffers, first.pool if first else None, environment, log)
     script = msgspec.structs.replace(
@@ -142,6 +144,8 @@ def _records(folder: RunFolder, case: Case) -> dict[int, ScriptRecord]:
 
 def _trouble(records: Mapping[int, ScriptRecord], end: End | None, ranks: int) -> Trouble | None:
     """Why the run can't pass, whatever was traced; None for a good one."""
+    if end is not None and end.ended == "stopped":  # what a rank recorded may be of being stopped
+        return Trouble(True, end.message or "stopped while it ran")
     raised = [(rank, record) for rank, record in sorted(records.items()) if record.outcome == "raised"]
     # The first: where one rank fails, the connections of the others break.
     for rank, record in sorted(raised, key=lambda item: item[1].script.ended if item[1].script else 0.0):

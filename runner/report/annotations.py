@@ -102,7 +102,7 @@ def _causes(result: Result) -> list[Annotation]:
 def _script(result: Result) -> str | None:
     """The script's file where it is the repository's, so that the annotation stands in the pull request's files."""
     # Of recorded traces the command is their names, and they are in no repository.
-    command = result.script.command if result.script is not None and result.suite.name == "script" else []
+    command = result.script.command if result.script is not None and not result.script.recorded else []
     if not command or command[0].startswith("/") or ".." in command[0].split("/"):
         return None
     return command[0]

@@ -47,7 +47,7 @@ def junit_xml(result: Result, *, extended: bool = False) -> str:
     for case in result.cases:
         suites.setdefault(case.check, []).extend(_test_cases(result, case))
     if result.script is not None:
-        suites["script"] = script_cases(result, result.script)
+        suites[result.script.subject] = script_cases(result, result.script)
     own = _verdict_case(result)
     if own is not None:
         suites.setdefault("verdict", []).append(own)

@@ -1,4 +1,4 @@
-"""What a run of the user's script found, for a terminal: its collectives, those that fell back, and why."""
+"""What a script's run or recorded traces showed, for a terminal: the collectives, those that fell back, and why."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHOWN = 20
 
 
 def print_script(console: Console, script: ScriptResult) -> None:
-    """Print the rows of a script's collectives, then those that fell back, most bytes first, with causes and mends."""
+    """Print the rows of the collectives, then those that fell back, most bytes first, with causes and mends."""
     if script.rows:
         _print(console, [list(ROW_TITLES), *map(row_cells, script.rows)], right=range(4, 10))
     if script.fallen:

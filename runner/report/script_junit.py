@@ -1,4 +1,4 @@
-"""A script's run in JUnit XML: a test case for each phase, which fails where its coverage is below the minimum."""
+"""A script's run or recorded traces in JUnit XML: a test case a phase, which fails below the minimum of coverage."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def script_cases(result: Result, script: ScriptResult) -> list[TestCase]:
         if phase not in result.coverage and phase not in below:
             continue
         fallen = [one for one in script.fallen if phase in (one.phase, _GATE.get(one.phase))]
-        test = TestCase(f"{one_line(script.command[0], 200)} {phase}", "script", 0, stdout=_output(result, phase))
+        test = TestCase(f"{one_line(script.command[0], 200)} {phase}", script.subject, 0, stdout=_output(result, phase))
         if phase in below:
             by = result.gate.coverage_by
             told = f"{words.percent(ratio(result.coverage.get(phase), by))} by {by}"

@@ -214,7 +214,8 @@ def environment_facts(result: Result) -> list[tuple[str, str]]:
         ("PyTorch", about.torch), ("NCCL, as loaded", nccl), ("NCCL library", about.nccl_path), ("CUDA", about.cuda),
         ("driver", about.driver), ("GPU", gpu_and_capability), ("NVLink", yes[about.nvlink]),
         ("multicast (NVLS)", yes[about.multicast]), ("ranks", str(about.ranks)),
-        ("ranks per GPU", str(about.ranks_per_gpu)), ("hosts", str(about.hosts or "")), ("Python", about.python),
+        ("ranks per GPU", str(about.ranks_per_gpu)), ("hosts", str(about.hosts or "")),
+        ("launcher", about.launcher if about.launcher != "torchrun" else None), ("Python", about.python),
     ]  # fmt: skip
     return [(name, value) for name, value in facts if value] + sorted(about.variables.items())
 

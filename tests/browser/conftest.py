@@ -63,7 +63,7 @@ class Browser:
 
     def wait(self, script: str) -> None:
         """Wait until a script's expression is true in the page."""
-        WebDriverWait(self.driver, 10, 0.05).until(lambda _: self.run(f"return {script}"))
+        WebDriverWait(self.driver, 60, 0.05).until(lambda _: self.run(f"return {script}"))
 
     def requests(self) -> list[str]:
         """The addresses asked for since the last call; the data of the page's own icon is none."""
@@ -91,7 +91,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(server))
-    driver.set_script_timeout(20)
+    driver.set_script_timeout(60)
     try:
         yield Browser(driver, folder)
     finally:

@@ -109,7 +109,7 @@ def test_any_bytes(folder: Path, data: bytes, head: bytes) -> None:
 )
 @pytest.mark.slow
 def test_guided_by_coverage(project: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.fuzz.guided", "suite", "-runs=300", "-max_total_time=10", str(tmp_path)]
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=120, check=False)
+    command = [sys.executable, "-m", "tests.fuzz.guided", "suite", "-runs=300", "-max_total_time=200", str(tmp_path)]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0 and "Done 300 runs" in done.stderr, done.stderr[-2000:]
     assert any(tmp_path.iterdir()), "it found nothing new in any input"

@@ -45,11 +45,11 @@ def test_a_hang_is_ended_in_time_and_leaves_what_was_told_before(tmp_path: Path)
     facts = machine(running="tracing", tracing=None)
     python = script(tmp_path / "python", f"echo {shlex.quote(json.dumps(facts))}", "sleep 1000 & sleep 1000")
     began = time.monotonic()
-    diagnosis = doctor(python, deadline=1.0)
-    assert time.monotonic() - began < 5
+    diagnosis = doctor(python, deadline=4.0)  # long enough for a shell to start on a busy machine
+    assert time.monotonic() - began < 120  # and not the 1000 s that the probe would take
     assert diagnosis.verdict.symmetric is True
     (tracing,) = (finding for finding in diagnosis.findings if finding.subject == "tracing")
-    assert tracing.found == "the probe did not end within 1 s"
+    assert tracing.found == "the probe did not end within 4 s"
 
 
 @pytest.mark.parametrize(

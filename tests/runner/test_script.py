@@ -13,6 +13,7 @@ from rich.console import Console
 
 from runner.cli import main
 from runner.errors import UserError
+from runner.judge.baseline_sides import why_no_baseline
 from runner.judge.gate import gated
 from runner.judge.script import judge_script
 from runner.plan import Case, Plan, write_plan
@@ -158,6 +159,31 @@ def test_a_rank_that_was_killed_fails_the_run(tmp_path: Path) -> None:
         "fail",
         "The script failed: rank 1 was killed by SIGSEGV.",
     )
+
+
+@pytest.mark.parametrize(
+    ("traced", "verdict"),
+    [
+        (True, ("fail", "The script failed: stopped by SIGTERM while it ran.")),
+        (False, ("unmeasured", "Nothing could be measured: stopped by SIGTERM while it ran.")),
+    ],
+)
+def test_a_script_that_was_stopped_is_judged_by_what_it_left(
+    tmp_path: Path, traced: bool, verdict: tuple[str, str]
+) -> None:
+    """Even where a rank has recorded an end by now: that may be of being stopped."""
+    folder = folder_of(tmp_path, "train_tp_pool", **raised("SystemExit: 143", 1.0), trace=None)
+    if not traced:
+        path = tmp_path / "cases/script/rank0.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"trace": None}))
+    end(tmp_path, "stopped", "stopped by SIGTERM while it ran")
+    result = judge_script(folder, asked())
+    assert (result.verdict.word, result.verdict.sentence) == verdict
+    assert result.script is not None
+    assert {row.phase: row.calls_per_step for row in result.script.rows} == (
+        {"forward": 3.0, "backward": 3.0} if traced else {}
+    )
+    assert why_no_baseline(result) == "is of a run that was interrupted"
 
 
 def test_a_broken_trace_fails_the_run(tmp_path: Path) -> None:

@@ -38,7 +38,8 @@ def leave_baseline(fake: FakeWithIssues, repository: Repository, workflow: str, 
 
 
 def test_the_page_has_the_examples() -> None:
-    assert set(examples()) == {GATE, FORKS, COMMENT, TRACES, CANARY}
+    machines = {f".github/workflows/symmem-{name}.yml" for name in ("machine", "reaper")}  # in test_machine.py
+    assert set(examples()) == {GATE, FORKS, COMMENT, TRACES, CANARY} | machines
 
 
 def test_the_gate_on_a_push_then_a_pull_request_that_loses_backward(

@@ -86,7 +86,16 @@ def test_the_reusable_workflow_has_the_actions_inputs() -> None:
     assert mirrored(text, action) == text
     workflow = load(text)
     inputs = set(workflow["on"]["workflow_call"]["inputs"])
-    more = {"runs-on", "gate-runs-on", "machine", "machine-key", "allow-no-capacity", "environment", "aws-role", "aws-region"}
+    more = {
+        "runs-on",
+        "gate-runs-on",
+        "machine",
+        "machine-key",
+        "allow-no-capacity",
+        "environment",
+        "aws-role",
+        "aws-region",
+    }
     assert inputs == set(action["inputs"]) - OWN | more
     (step,) = [step for step in workflow["jobs"]["check"]["steps"] if step.get("id") == "check"]
     assert set(step["with"]) == set(action["inputs"]) - OWN

@@ -28,7 +28,7 @@ print(status, peak, file=sys.__stdout__)
 """
 
 
-def measure(path: Path, timeout: float = 60) -> tuple[int, int, dict[str, object], str]:
+def measure(path: Path, timeout: float = 120) -> tuple[int, int, dict[str, object], str]:
     """The exit status of `classify`, its peak memory in MiB, its answer, and what it wrote to stderr."""
     out = path.with_suffix(".out")
     command = [sys.executable, "-c", MEASURE, str(out), str(path)]
@@ -113,7 +113,7 @@ def test_gzip_bombs(name, tmp_path):
     head, filling, size, wanted = BOMBS[name]
     path = tmp_path / "bomb.json.gz"
     path.write_bytes(bomb(head, filling, size))
-    status, peak, answer, stderr = measure(path, timeout=30)
+    status, peak, answer, stderr = measure(path)
     assert status == wanted, stderr
     assert answer["files"] == [] or wanted == 3
     assert "Traceback" not in stderr
@@ -136,7 +136,7 @@ def test_long_things(where, wanted, tmp_path):
         trace = f'{trace[:-1]}, "long": [' + '{"a": 1}, ' * 2_000_000 + "{}]}"
     path = tmp_path / "long.json"
     path.write_bytes(trace.encode())
-    status, peak, answer, stderr = measure(path, timeout=30)
+    status, peak, answer, stderr = measure(path)
     if wanted:
         assert (status, answer["files"]) == (2, [])
         assert wanted in stderr
@@ -156,6 +156,6 @@ def test_a_bomb_of_a_name_costs_little_time(tmp_path):
         trace["traceEvents"].append(kernel | {"name": part * (200_000 // len(part)), "ts": 5000.0 + number})
     path = tmp_path / "names.json.gz"
     path.write_bytes(gzip.compress(json.dumps(trace).encode()))
-    status, _, answer, _ = measure(path, timeout=20)
+    status, _, answer, _ = measure(path)  # by its end: what is quadratic takes hours here
     assert status == 0
     assert len(answer["files"][0]["collectives"]) >= 2
