@@ -47,7 +47,7 @@ def provider(entries: dict[str, Value], spec: Spec) -> Slurm:
         if name not in entries:
             raise UserError(f'{entries["provider"].path}: the key "{name}" is missing; a cluster needs it')
     return Slurm(
-        shell=read_login(entries["login"]) if "login" in entries else LocalShell(),
+        host=read_login(entries["login"]) if "login" in entries else LocalShell(),
         folder=entries["folder"].matching(_FOLDER, "an absolute path on the cluster's shared file system"),
         candidates=read_candidates(entries["candidates"]),
         spec=spec,
@@ -56,13 +56,13 @@ def provider(entries: dict[str, Value], spec: Spec) -> Slurm:
 
 
 class Slurm:
-    """Jobs in the queue of a cluster, submitted where `shell` runs commands; see Provider."""
+    """Jobs in the queue of a cluster, submitted where `host` runs commands; see Provider."""
 
     def __init__(
-        self, *, shell: Shell, folder: str, candidates: list[Candidate], spec: Spec, public_allowed: bool = False
+        self, *, host: Shell, folder: str, candidates: list[Candidate], spec: Spec, public_allowed: bool = False
     ) -> None:
-        self._shell, self._candidates, self._limits = shell, candidates, spec.limits
-        self._jobs, self._folder = Jobs(shell), Folder(shell, folder)
+        self._host, self._candidates, self._limits = host, candidates, spec.limits
+        self._jobs, self._folder = Jobs(host), Folder(host, folder)
         self._public_allowed = public_allowed
 
     def check(self) -> None:
@@ -92,7 +92,7 @@ class Slurm:
             except Busy as error:
                 busy.append(f"{candidate}: {error}")
                 order.tell(busy[-1])
-        raise NoCapacity(f"{self._shell.where}: no GPUs are free: {'; '.join(busy)}")
+        raise NoCapacity(f"{self._host.where}: no GPUs are free: {'; '.join(busy)}")
 
     def stop(self, machine: Machine) -> None:
         """Cancel a job, wait until it is gone, and remove its folder."""
@@ -175,7 +175,7 @@ class Slurm:
                 continue
             missed = 0
             if job is None:
-                raise MachineError(f"{self._shell.where}: job {job_id} is gone from Slurm's queue; was it cancelled?")
+                raise MachineError(f"{self._host.where}: job {job_id} is gone from Slurm's queue; was it cancelled?")
             if job.state == "RUNNING":
                 return job
             self._refuse_hopeless(job)
@@ -183,7 +183,7 @@ class Slurm:
                 raise Busy(f"{_state(job)} after {seconds / 60:.1f} minutes")
 
     def _refuse_hopeless(self, job: Job) -> None:
-        where = f"{self._shell.where}: job {job.id}"
+        where = f"{self._host.where}: job {job.id}"
         if job.state in TAKEN:
             raise Busy(_state(job))
         if job.is_over:
@@ -201,7 +201,7 @@ class Slurm:
         while left := [job for job in self._jobs.find(name) if job.id == job_id and not job.is_over]:
             if time.monotonic() >= end:
                 raise MachineError(
-                    f"{self._shell.where}: job {job_id} is still {_state(left[0])}, {END_SECONDS:g} s after it was "
+                    f"{self._host.where}: job {job_id} is still {_state(left[0])}, {END_SECONDS:g} s after it was "
                     f"cancelled; have the cluster's administrator look at its node (scontrol show job {job_id})"
                 )
             pause(1.0)

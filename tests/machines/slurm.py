@@ -65,7 +65,7 @@ class Bench:
     def provider(self, *candidates: Candidate, shell: Shell | None = None, **limits: float) -> Slurm:
         """A provider with limits that no YAML may have, such as seconds."""
         return Slurm(
-            shell=shell or LocalShell(), folder=str(self.folder), spec=self._spec(**limits),
+            host=shell or LocalShell(), folder=str(self.folder), spec=self._spec(**limits),
             candidates=list(candidates or (Candidate(gres="gpu:1"),)),
         )  # fmt: skip
 

@@ -45,7 +45,7 @@ class Scripted:
 def slurm(shell: Scripted, *candidates: Candidate) -> Slurm:
     limits = Limits(max_hours=1.5, capacity_minutes=4)
     spec = Spec(provider="slurm", program=RunnerProgram(folder="/r"), organization=None, group=1, limits=limits)
-    return Slurm(shell=shell, folder="/scratch/me/", candidates=[*candidates] or [Candidate(gres="gpu:1")], spec=spec)
+    return Slurm(host=shell, folder="/scratch/me/", candidates=[*candidates] or [Candidate(gres="gpu:1")], spec=spec)
 
 
 def order(**changed: Any) -> Order:
