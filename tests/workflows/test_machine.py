@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from ..github.fake import REPOSITORY
 from ..machines import aws as amazon
 from ..machines.aws import FakeAws, Fault
 from ..machines.fake import ADMIN, FakeWithRunners
-from .acting import FELL_BACK, PATH, SYMMETRIC, Ended, Repository, examples
+from .acting import FELL_BACK, PATH, SYMMETRIC, Ended, Repository, copy_project, examples
 from .conftest import Payload
 from .fake_issues import FakeWithIssues
 from .test_examples import put
@@ -114,6 +115,21 @@ def test_no_capacity_is_a_verdict_of_its_own(
         assert next(result for job, result in ended.jobs.items() if "gate" in job) == "success"
     else:
         assert ended.status != 0 and "there was no capacity, so nothing was checked" in ended.log
+
+
+def test_this_repositorys_own_reaper(acts, repository: Repository, aws: FakeAws, fake: Everything) -> None:
+    copy_project(repository.folder)
+    machine = "\n".join(re.search(r"machine: \|\n((?:            .*\n)+)", examples()[REAPER])[1].splitlines())  # type: ignore[index]
+    path = ".github/workflows/reaper.yml"
+    without = repository.act("schedule", path, {"schedule": "23 * * * *"})
+    assert without.status == 0 and "success" not in without.jobs.values()
+    given = ("--var", f"SYMMEM_CHECK_MACHINE={textwrap.dedent(machine)}", "--var", "SYMMEM_CHECK_AWS_ROLE=arn:role")
+    ended = repository.act(
+        "schedule", path, {"schedule": "23 * * * *"}, *given, "--secret", f"SYMMEM_CHECK_RUNNER_TOKEN={ADMIN}",
+        AWS_ENDPOINT_URL=aws.url, AWS_EC2_METADATA_DISABLED="true",
+    )  # fmt: skip
+    assert ended.status == 0 and "nothing is left of runs that are over" in ended.log, ended.log
+    assert len(aws.asked("DescribeInstances")) == 1 and "took the role arn:role" in ended.log
 
 
 def test_the_reaper_ends_what_a_run_that_is_over_left(
