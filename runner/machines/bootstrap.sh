@@ -98,6 +98,7 @@ allocation=()
 for variable in "${!SLURM_@}"; do allocation+=("$variable=${!variable}"); done
 setsid ${as[@]+"${as[@]}"} env -i HOME="$home" PATH="$PATH" LANG="${LANG:-C.UTF-8}" \
     ${CUDA_VISIBLE_DEVICES:+CUDA_VISIBLE_DEVICES="$CUDA_VISIBLE_DEVICES"} \
+    ${LD_LIBRARY_PATH:+LD_LIBRARY_PATH="$LD_LIBRARY_PATH"} \
     ${allocation[@]+"${allocation[@]}"} \
     ACTIONS_RUNNER_HOOK_JOB_STARTED="$WORK/$NAME/job-started.sh" \
     ./run.sh --jitconfig "$JIT" </dev/null &
