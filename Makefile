@@ -18,7 +18,7 @@ TEST_TORCH ?= torch==2.13.0
 PYTEST_ARGS ?= -n 2 --dist loadfile
 FUZZ_ARGS ?= --examples 100000
 # What may stand beside Apache-2.0: nothing that asks for more than naming it. certifi's list is under MPL 2.0, unchanged.
-LICENCES := MIT;BSD;Apache;PSF-2.0;Mozilla Public License 2.0
+LICENCES := MIT;BSD;Apache;PSF-2.0;Python Software Foundation License;Mozilla Public License 2.0
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -61,12 +61,14 @@ fuzz: $(test_ready)
 
 # Nothing of the auditors goes where the tests run, nor among the packages that they look at.
 audit: $(made)
-	$(PYTHON) -m venv --clear $(VENV)/pinned
-	$(VENV)/pinned/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/action.txt
 	$(PYTHON) -m venv --clear $(VENV)/auditors
 	$(VENV)/auditors/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1 pip-licenses==5.5.5
-	$(VENV)/auditors/bin/pip-licenses --python $(VENV)/pinned/bin/python --from=mixed --partial-match --allow-only '$(LICENCES)'
-	$(VENV)/auditors/bin/pip-audit --strict --require-hashes --disable-pip -r requirements/action.txt
+	for lock in requirements/*.txt; do \
+		$(PYTHON) -m venv --clear $(VENV)/pinned && \
+		$(VENV)/pinned/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $$lock && \
+		$(VENV)/auditors/bin/pip-licenses --python $(VENV)/pinned/bin/python --from=mixed --partial-match --allow-only '$(LICENCES)' && \
+		$(VENV)/auditors/bin/pip-audit --strict --require-hashes --disable-pip -r $$lock || exit 1; \
+	done
 
 docs: $(test_ready)
 	$(BIN)/python -m runner.action_reference >docs/action.md
