@@ -198,6 +198,8 @@ def _read_text(path: Path) -> str:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file") from None
+    except ValueError:  # a NUL in it
+        raise UserError(f"{quoted(str(path))}: is no path of a file") from None
     except OSError as error:
         raise UserError(f"{path}: can't be read: {error.strerror}") from None
     if len(data) > MAX_BYTES:

@@ -22,6 +22,7 @@ from runner.compare import compare_files
 from runner.errors import UserError
 from runner.github.archive import extract_result
 from runner.judge.coverage import coverage_by_phase
+from runner.machines.spec import read_spec
 from runner.report.annotations import annotation_lines
 from runner.report.collectives import print_collectives_table, write_collectives_csv
 from runner.report.junit import junit_xml
@@ -74,6 +75,13 @@ def suite(data: bytes, folder: Path) -> None:
     _told(lambda: read.plan(root=folder))
 
 
+def machine(data: bytes, folder: Path) -> None:
+    """The YAML of a machine, as an input of the action has it: limits that hold, or one line."""
+    read = _told(lambda: read_spec(data.decode("utf-8", "replace")))
+    if read is not None:
+        assert 0.1 <= read[0].limits.max_hours <= 120
+
+
 def result(data: bytes, folder: Path) -> None:
     """A result.json: every report can be made of it, or one line."""
     path = folder / "result.json"
@@ -110,6 +118,7 @@ DOORS: dict[str, tuple[Door, Callable[[Random], bytes]]] = {
     "trace": (trace, mutate.broken_trace),
     "valid_trace": (valid_trace, mutate.valid_trace),
     "suite": (suite, mutate.suite),
+    "machine": (machine, mutate.machine),
     "result": (result, mutate.result),
     "artifact": (artifact, mutate.artifact),
 }

@@ -8,8 +8,10 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import stat
 import struct
+import textwrap
 import warnings
 import zipfile
 from functools import cache
@@ -127,6 +129,14 @@ checks:
 
 
 # ---- JSON ------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def machines() -> tuple[str, ...]:
+    """The YAML of a machine in the documentation of each provider."""
+    pages = sorted((PROJECT / "docs" / "machines").glob("*.md"))
+    blocks = [re.search(r"^```yaml\nmachine: \|\n(.*?)^```", page.read_text("utf-8"), re.M | re.S) for page in pages]
+    return tuple(textwrap.dedent(block[1]) for block in blocks if block)
 
 
 def places(value: Any, found: list[tuple[Any, Any]] | None = None) -> list[tuple[Any, Any]]:
@@ -306,6 +316,16 @@ def suite(random: Random) -> bytes:
         text = change_text(GRAMMAR, random, tuple(suites()[0].splitlines(keepends=True)))
     text = change_text(text, random, YAML_TOKENS)
     data = text.encode("utf-8", "replace")
+    return change_bytes(data, random) if random.randrange(4) == 0 else data
+
+
+def machine(random: Random) -> bytes:
+    """A machine's YAML, mostly broken."""
+    text = random.choice(machines())
+    others = tuple(line for other in machines() for line in other.splitlines(keepends=True))
+    for _ in range(random.randrange(1, 4)):
+        text = change_text(text, random, others)
+    data = text.encode("utf-8", "surrogatepass")
     return change_bytes(data, random) if random.randrange(4) == 0 else data
 
 

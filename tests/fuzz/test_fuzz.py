@@ -19,7 +19,7 @@ from runner.result import read_result
 from runner.suite import load_suite
 from tests.fuzz import doors, mutate
 
-EXAMPLES = {"trace": 700, "valid_trace": 300, "suite": 400, "result": 500, "artifact": 600}
+EXAMPLES = {"trace": 700, "valid_trace": 300, "suite": 400, "machine": 400, "result": 500, "artifact": 600}
 SOME = settings(
     derandomize=True, deadline=None, database=None, max_examples=150,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -90,7 +90,7 @@ events = st.fixed_dictionaries(
 @given(value=documents | st.lists(events | documents, max_size=6).map(lambda rows: {"traceEvents": rows}))
 def test_any_json(folder: Path, value: Any) -> None:
     data = json.dumps(value).encode()
-    for name in ("trace", "result", "suite"):
+    for name in ("trace", "result", "suite", "machine"):
         doors.enter(name, data, folder)
 
 
@@ -100,7 +100,7 @@ def test_any_json(folder: Path, value: Any) -> None:
     head=st.sampled_from([b"", b"\x1f\x8b\x08", b"PK\x03\x04", b'{"traceEvents":[', b"\xef\xbb\xbf"]),
 )
 def test_any_bytes(folder: Path, data: bytes, head: bytes) -> None:
-    for name in ("trace", "result", "suite", "artifact"):
+    for name in ("trace", "result", "suite", "machine", "artifact"):
         doors.enter(name, head + data, folder)
 
 
