@@ -6,6 +6,7 @@ a poll with an end, since a blocking wait in the store can't be left.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -16,6 +17,8 @@ from torch.distributed import PrefixStore, TCPStore
 
 POLL_SECONDS = 0.01
 ANSWER_SECONDS = 60
+CONNECT_SECONDS = 600
+"""Where rank 0 hosts the store, the others wait for it to come up; whoever starts the ranks gives up earlier."""
 
 
 class PeerLost(Exception):
@@ -28,8 +31,8 @@ class Control:
     def __init__(self, rank: int, world_size: int, *, may_host: bool) -> None:
         """Connect to MASTER_ADDR:MASTER_PORT.
 
-        The agent of torchrun usually hosts the store; where it doesn't, rank 0 does, with the one client made
-        with `may_host` (multi-tenant: `init_process_group` hosts there too).
+        The agent of torchrun usually hosts the store; where it doesn't, as under Slurm, rank 0 does, with the one
+        client made with `may_host` (multi-tenant: `init_process_group` hosts there too).
         """
         self.rank, self.world_size = rank, world_size
         agent_hosts = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -37,10 +40,11 @@ class Control:
             os.environ["MASTER_ADDR"],
             int(os.environ["MASTER_PORT"]),
             is_master=may_host and rank == 0 and not agent_hosts,
-            timeout=timedelta(seconds=ANSWER_SECONDS),
+            timeout=timedelta(seconds=ANSWER_SECONDS if agent_hosts else CONNECT_SECONDS),
             wait_for_workers=False,
             multi_tenant=True,
         )
+        store.set_timeout(timedelta(seconds=ANSWER_SECONDS))
         self.store = PrefixStore("symmem_check", store)
 
     def post(self, topic: str, **answer: str | None) -> None:
@@ -74,6 +78,14 @@ class Control:
                 silent = [str(rank) for rank in range(self.world_size) if rank not in answers]
                 raise PeerLost(f"no answer from rank {', '.join(silent)} within {seconds:.0f} s")
             time.sleep(POLL_SECONDS)
+
+    def linger(self, topic: str, seconds: float) -> None:
+        """Let the peers answer to `topic` before this process goes, and on rank 0 perhaps the store with it.
+
+        Their deadlines are the same as this rank's, or nearly; without it they would meet a broken connection first.
+        """
+        with contextlib.suppress(PeerLost):
+            self.gather(topic, seconds)
 
     def barrier(self, topic: str, seconds: float) -> None:
         """Wait until every rank has come to `topic`; raises PeerLost after `seconds`."""

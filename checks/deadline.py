@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import sys
@@ -18,6 +19,9 @@ POLL_SECONDS = 0.2
 PATIENCE_SECONDS = 5.0
 # Beyond the deadline, for a rank whose interpreter lock is held and which thus has no watchdog.
 BACKUP_SECONDS = 5.0
+# For telling the peers, which may have no store any more to hear it by.
+LEAVE_SECONDS = PATIENCE_SECONDS + 2.0
+OWN_THREADS = ("deadline", "peers")
 
 
 def leave(status: int = 0) -> None:
@@ -33,12 +37,12 @@ def leave(status: int = 0) -> None:
 def stacks() -> str:
     """Return the Python stack of every thread, the main thread last, where the eye falls first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    own = threading.get_ident()
+    own = {threading.get_ident(), *(ident for ident, name in names.items() if name in OWN_THREADS)}
     frames = sorted(sys._current_frames().items(), key=lambda item: item[0] == threading.main_thread().ident)
     dumps = [
         f"Thread {names.get(ident, 'autograd or another native thread')}:\n{''.join(traceback.format_stack(frame))}"
         for ident, frame in frames
-        if ident != own
+        if ident not in own
     ]
     return "\n".join(dumps)
 
@@ -65,29 +69,37 @@ class Deadline:
     def __init__(self, record: Record, control: Control, topic: str, seconds: float) -> None:
         self.record, self.control, self.topic, self.seconds = record, control, topic, seconds
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="deadline", daemon=True)
+        self._trouble: tuple[int, dict] | None = None
+        self._thread = threading.Thread(target=self._watch, name=OWN_THREADS[0], daemon=True)
+        # Apart from the clock: a store whose host has stopped holds up who asks it.
+        self._listener = threading.Thread(target=self._listen, name=OWN_THREADS[1], daemon=True)
 
     def __enter__(self) -> Deadline:
         faulthandler.dump_traceback_later(self.seconds + BACKUP_SECONDS, exit=True)
         self._thread.start()
+        self._listener.start()
         return self
 
     def __exit__(self, *failure: object) -> None:
         self._over.set()
         self._thread.join()
+        self._listener.join()
         faulthandler.cancel_dump_traceback_later()
+
+    def _listen(self) -> None:
+        while not self._over.wait(POLL_SECONDS):
+            try:
+                self._trouble = peer_trouble(self.control, self.topic)
+            except PeerLost:
+                self._trouble = None  # the deadline still ends this rank
 
     def _watch(self) -> None:
         end = time.monotonic() + self.seconds
         troubled_since = None
         while not self._over.wait(POLL_SECONDS):
-            now = time.monotonic()
+            now, trouble = time.monotonic(), self._trouble
             if now > end:
                 self._give_up("hung", f"no end within {self.seconds:g} s")
-            try:
-                trouble = peer_trouble(self.control, self.topic)
-            except PeerLost:
-                trouble = None  # the deadline still ends this rank
             if trouble is None:
                 continue
             troubled_since = troubled_since or now
@@ -97,7 +109,15 @@ class Deadline:
     def _give_up(self, outcome: str, message: str) -> None:
         if not self.record.finish(outcome, message, stacks()):
             return
-        try:
+        faulthandler.cancel_dump_traceback_later()
+        self._over.set()
+        teller = threading.Thread(target=self._tell, args=(outcome, message), daemon=True)
+        teller.start()
+        teller.join(LEAVE_SECONDS)
+        leave()
+
+    def _tell(self, outcome: str, message: str) -> None:
+        self._listener.join()  # which uses the same client
+        with contextlib.suppress(PeerLost):
             self.control.post(self.topic, outcome=outcome, message=message)
-        finally:
-            leave()
+            self.control.linger(self.topic, PATIENCE_SECONDS)

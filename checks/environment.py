@@ -10,6 +10,7 @@ import torch
 
 from . import nvidia
 from .describe import describe_device, nccl_built
+from .device import gpus_needed, has_own
 
 KEPT_VARIABLES = ("NCCL_", "TORCH_NCCL_", "TORCH_SYMM", "TORCH_DIST_", "NVSHMEM_", "CUDA_VISIBLE_DEVICES", "LD_PRELOAD")
 
@@ -36,6 +37,7 @@ def rank_environment(plan: dict, rank: int, device: torch.device) -> dict:
         "ranks_on_this_gpu": None,
         "env": {key: value for key, value in sorted(os.environ.items()) if key.startswith(KEPT_VARIABLES)},
         "seconds": {},
+        "joined": True,
         "error": None,
     }
     if device.type == "cuda" and torch.cuda.is_available() and device.index < torch.cuda.device_count():
@@ -70,9 +72,12 @@ def multicast_usable(device: int) -> bool | None:
 
 
 def joined_by_nvlink(plan: dict) -> bool | None:
-    """Return whether all GPUs of the plan see one another by NVLink; None for a single one, or if untold."""
-    gpus = -(-plan["ranks"] // plan["ranks_per_gpu"])
-    if gpus < 2:
+    """Return whether all GPUs of the plan on this host see one another by NVLink; None for a single one, or if untold.
+
+    A rank that is shown its own GPU only can't tell.
+    """
+    gpus = gpus_needed(plan)
+    if gpus < 2 or has_own(plan, torch.cuda.device_count()):
         return None
     try:
         from torch._C._autograd import DeviceType

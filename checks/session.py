@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 import traceback
 from datetime import timedelta
@@ -16,12 +17,14 @@ from .case import Case
 from .control import Control, PeerLost
 from .deadline import BACKUP_SECONDS, PATIENCE_SECONDS, Deadline, leave, peer_trouble
 from .describe import one_line
+from .device import gpus_needed, has_own, rank_device
 from .environment import rank_environment
 from .memory import Incapable, Memory, torch_release
 from .needs import unmet
 from .pools import Pool, set_up
 from .profiler import start_profiler_once, synchronize
 from .record import Record, write_json
+from .slurm import take_place
 from .workloads import find_workload
 
 # Several ranks may share a GPU from this version of NCCL on, see NCCL_MULTI_RANK_GPU_ENABLE in
@@ -34,25 +37,28 @@ START_SECONDS = 600
 
 
 def run_rank(plan_path: Path, run: Path, import_seconds: float) -> int:
-    """Run every case of the plan as the rank that torchrun's variables say; ends the process.
+    """Run every case of the plan as the rank that torchrun's or Slurm's variables say; ends the process.
 
-    Writes the environment to starts/N/rankR.json once the process group stands (or why it doesn't, and
+    Writes the environment to starts/N/rankR.json, again once the process group stands (or why it doesn't, and
     returns 1), then each case's record and trace.
     """
     plan = json.loads(plan_path.read_text())
-    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-    device = torch.device("cpu")
-    if plan["device"] == "cuda":
-        device = torch.device("cuda", local_rank // plan["ranks_per_gpu"])
+    if plan.get("launcher") == "slurm":
+        take_place()
+    rank = int(os.environ["RANK"])
+    device = rank_device(plan, int(os.environ["LOCAL_RANK"]))
     began = time.monotonic()
     environment = rank_environment(plan, rank, device)
     environment["seconds"]["import"] = round(import_seconds, 3)
     environment_path = run / "starts" / str(plan["start"]) / f"rank{rank}.json"
     obstacle = find_obstacle(plan, environment)
+    # So that the ranks which never come can be told from those that wait for them.
+    write_json(environment_path, dict(environment, joined=False))
     try:
         if obstacle is None:
             obstacle = choose_symm_mem_backend(plan, device)
         control = Control(rank, plan["ranks"], may_host=True)
+        obstacle = agreed(control, obstacle)
         if obstacle is None:
             join_ranks(plan, device)
         control.barrier("ready", START_SECONDS)
@@ -68,15 +74,23 @@ def run_rank(plan_path: Path, run: Path, import_seconds: float) -> int:
     return 0
 
 
+def agreed(control: Control, obstacle: str | None) -> str | None:
+    """Return the obstacle of the first rank that has one, the same on every rank: hosts may differ."""
+    control.post("obstacle", message=obstacle)
+    answers = control.gather("obstacle", START_SECONDS)
+    return next((answers[rank]["message"] for rank in sorted(answers) if answers[rank]["message"]), None)
+
+
 def find_obstacle(plan: dict, environment: dict) -> str | None:
-    """Return why these ranks can't work here, by facts of machine and versions, alike on every rank; else None."""
+    """Return why ranks can't work on this host, by facts of machine and versions; else None."""
     if plan["device"] != "cuda":
         return None
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} sees no GPU"
-    gpus = -(-plan["ranks"] // plan["ranks_per_gpu"])
-    if gpus > torch.cuda.device_count():
-        return f"{gpus} GPUs are needed, and torch sees {torch.cuda.device_count()}"
+    gpus, visible = gpus_needed(plan), torch.cuda.device_count()
+    if gpus > visible and not has_own(plan, visible):
+        where = f" on {socket.gethostname()}" if plan.get("launcher") == "slurm" else ""
+        return f"{gpus} GPUs are needed{where}, and torch sees {visible}"
     version = environment["nccl"]["version"]
     if plan["ranks_per_gpu"] > 1 and version and tuple(map(int, version.split("."))) < SHARED_GPU_NCCL:
         return (

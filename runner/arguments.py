@@ -58,6 +58,11 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--ranks-per-gpu", metavar="N", type=positive,
         help="how many ranks share a GPU (default: 1; 2 for 2 ranks on a single GPU); more than 1 needs NCCL 2.30.3",
     )  # fmt: skip
+    run.add_argument(
+        "--launcher", choices=("torchrun", "slurm"), default="torchrun",
+        help="what starts the ranks: torchrun on this machine (default), or srun on all of the allocation that this is "
+        "called in, as many as it has tasks",
+    )  # fmt: skip
     run.add_argument("--python", metavar="EXE", help="the Python with the torch to test (default: python3 on the PATH)")
     run.add_argument(
         "--nccl", metavar="PATH|VERSION", help="run on another NCCL: a libnccl.so.2, or a version to fetch"

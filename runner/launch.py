@@ -1,4 +1,4 @@
-"""Run a plan: start its ranks on this machine, watch them, start them again for what is left, and end them.
+"""Run a plan: start its ranks, watch them, start them again for what is left, and end them.
 
 The ranks end a case by themselves where they can. This side is for what they can't: a process that died, one
 that does not come up, and one that is past even its own deadline.
@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -19,16 +20,20 @@ from .nccl_log import log_variables
 from .plan import Plan, write_plan
 from .processes import Processes, how_it_ended
 from .runfolder import RunFolder, write_json
-from .watch import CaseProgress, Start, Stop, Watch, stoppable
+from .watch import CaseProgress, Ranks, Start, Stop, Watch, stoppable
 
 __all__ = [
     "CaseProgress",
     "Device",
+    "Launcher",
     "PythonFacts",
     "Start",
+    "Torchrun",
     "checks_folder",
     "describe_python",
+    "rank_command",
     "ranks_environment",
+    "run_here",
     "run_plan",
     "torchrun_command",
 ]
@@ -74,7 +79,23 @@ def checks_folder() -> Path:
     raise UserError(f"{here}: the checks/ folder is missing beside it; install symmem-check again")
 
 
-def describe_python(python: str, environment: dict[str, str] | None = None, *, thorough: bool = False) -> PythonFacts:
+Brief = Callable[[list[str], "dict[str, str] | None", float], "subprocess.CompletedProcess[bytes]"]
+"""Runs a short command where the ranks will be, in an environment (None: this one) and for some seconds at most; as
+subprocess.run, it raises OSError and TimeoutExpired."""
+
+
+def run_here(
+    command: list[str], environment: dict[str, str] | None, timeout: float
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a short command on this machine."""
+    return subprocess.run(
+        command, check=False, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout
+    )
+
+
+def describe_python(
+    python: str, environment: dict[str, str] | None = None, *, thorough: bool = False, run: Brief = run_here
+) -> PythonFacts:
     """Ask the Python at `python` for its torch and GPUs; what goes wrong there is told in `error`.
 
     Unless `thorough`, torch is not imported where its files and the driver tell the same, which takes seconds less:
@@ -82,14 +103,7 @@ def describe_python(python: str, environment: dict[str, str] | None = None, *, t
     """
     command = [python, str(checks_folder() / "__main__.py"), "--describe", *(["--thorough"] if thorough else [])]
     try:
-        done = subprocess.run(
-            command,
-            check=False,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=DESCRIBE_SECONDS,
-        )
+        done = run(command, environment, DESCRIBE_SECONDS)
     except OSError as error:
         raise UserError(f"{python}: can't be run ({error.strerror}); give a Python with --python") from error
     except subprocess.TimeoutExpired:
@@ -121,12 +135,58 @@ def ranks_environment(plan: Plan, environment: dict[str, str], folder: Path | No
 def torchrun_command(
     plan: Plan, plan_path: Path, run_folder: Path, python: str, preload: Path | None, environment: dict[str, str]
 ) -> list[str]:
-    """Return the command that starts the ranks; `preload` goes into theirs alone, before what is preloaded anyhow."""
+    """Return the command that starts the ranks on this machine."""
     torchrun = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={plan.ranks}", "--no-python"]
+    return [*torchrun, *rank_command(plan_path, run_folder, python, preload, environment)]
+
+
+def rank_command(
+    plan_path: Path, run_folder: Path, python: str, preload: Path | None, environment: dict[str, str]
+) -> list[str]:
+    """Return the command of one rank; `preload` goes into the ranks alone, before what is preloaded anyhow."""
     preloads = [str(preload.resolve()), environment.get("LD_PRELOAD", "")] if preload else []
     assign = [f"LD_PRELOAD={':'.join(filter(None, preloads))}"] if preload else []
     rank = [python, str(checks_folder() / "__main__.py"), "--plan", str(plan_path), "--into", str(run_folder)]
-    return [*torchrun, "env", *assign, *rank]
+    return ["env", *assign, *rank]
+
+
+class Launcher(Protocol):
+    """What starts the ranks, and where."""
+
+    @property
+    def start_seconds(self) -> float:
+        """In how many seconds all ranks of a start have to come up."""
+
+    def variables(self, plan: Plan, environment: dict[str, str], folder: Path) -> dict[str, str]:
+        """Return the environment of one start; `folder` is its own, for what is written beside its plan."""
+
+    def start(
+        self, plan: Plan, run_folder: Path, python: str, preload: Path | None, environment: dict[str, str]
+    ) -> Ranks:
+        """Start the ranks of a start's plan, which lies in its folder; what they print goes to log.txt there."""
+
+
+class Torchrun:
+    """Ranks on this machine, by torchrun of the Python under test."""
+
+    start_seconds = START_SECONDS
+
+    def variables(self, plan: Plan, environment: dict[str, str], folder: Path) -> dict[str, str]:
+        """See Launcher."""
+        return ranks_environment(plan, environment, folder)
+
+    def start(
+        self, plan: Plan, run_folder: Path, python: str, preload: Path | None, environment: dict[str, str]
+    ) -> Ranks:
+        """See Launcher."""
+        folder = start_folder(run_folder, plan)
+        command = torchrun_command(plan, folder / "plan.json", run_folder, python, preload, environment)
+        return Processes(command, environment, folder / "log.txt")
+
+
+def start_folder(run_folder: Path, plan: Plan) -> Path:
+    """The folder of the start that `plan` is the plan of."""
+    return run_folder / "starts" / str(plan.start)
 
 
 def run_plan(
@@ -137,8 +197,9 @@ def run_plan(
     environment: dict[str, str] | None = None,
     preload: Path | None = None,
     progress: Callable[[CaseProgress], None] = lambda change: None,
-    start_deadline: float = START_SECONDS,
+    start_deadline: float | None = None,
     stop: Stop | None = None,
+    launcher: Launcher | None = None,
 ) -> list[Start]:
     """Run every case of `plan` once, writing into `run_folder`; returns the starts of the ranks it took.
 
@@ -146,8 +207,11 @@ def run_plan(
     rest runs in a fresh start. A start in which no case even began is the last one of its configuration. Every case
     ends with the records of all ranks or with a lost.json.
     SIGINT, SIGTERM and SIGHUP end the ranks first and act then; a caller that holds them itself gives its `stop`.
-    `environment` defaults to this process's.
+    `environment` defaults to this process's, `launcher` to torchrun, and `start_deadline`, in seconds, to the
+    launcher's.
     """
+    launcher = launcher or Torchrun()
+    start_deadline = launcher.start_seconds if start_deadline is None else start_deadline
     run_folder = run_folder.resolve()
     if any((run_folder / name).exists() for name in ("plan.json", "cases", "starts")):
         raise UserError(f"{run_folder}: there is a run in it already; give an empty folder")
@@ -158,11 +222,10 @@ def run_plan(
     with stoppable() if stop is None else nullcontext(stop) as asked:
         while (left := watch.left()) and not asked.signal:
             part = plan.part(left, len(starts))
-            folder = run_folder / "starts" / str(part.start)
-            variables = ranks_environment(part, caller, folder)
+            folder = start_folder(run_folder, part)
+            variables = launcher.variables(part, caller, folder)
             write_plan(part, folder / "plan.json")
-            command = torchrun_command(part, folder / "plan.json", run_folder, python, preload, variables)
-            processes = Processes(command, variables, folder / "log.txt")
+            processes = launcher.start(part, run_folder, python, preload, variables)
             try:
                 end = watch.follow(part, processes, asked, start_deadline)
             finally:

@@ -101,9 +101,10 @@ def replacing(environment: Mapping[str, str]) -> str | None:
     return f"--witness replaces {', '.join(names)}: NCCL's log goes into the run folder" if names else None
 
 
-def log_path(folder: Path, pid: int) -> Path:
-    """Where `log_variables` lets the process `pid` write its log."""
-    return folder / f"nccl.{pid}.log"
+def log_path(folder: Path, pid: int, hostname: str = "") -> Path:
+    """Where `log_variables` lets the process `pid` write its log; of several hosts, each adds its name."""
+    own = folder / f"nccl.{hostname.partition('.')[0]}.{pid}.log"
+    return own if own.is_file() else folder / f"nccl.{pid}.log"
 
 
 def read_log(path: Path, window: tuple[int, int | None] | None = None) -> NcclLog:
@@ -163,7 +164,8 @@ _ARGUMENTS = re.compile(r"(\w{1,32}): opCount \S+ sendbuff \S+ recvbuff \S+ .{0,
 _COMMUNICATOR = re.compile(
     r"comm \S+ rank (\d{1,9}) nRanks (\d{1,9}) nNodes (\d{1,9}) localRanks \d+ localRank \d+ MNNVL (\d)"
 )
-_UNSUPPORTED = re.compile(r"Symmetric memory is not supported\.? (.*)")
+# The second as in 2.31 and later, which say it of a communicator that has it (1) too.
+_UNSUPPORTED = re.compile(r"Symmetric memory is not supported\.? (.*)|(?=symmetricSupport 0,)(.*)")
 _P2P = re.compile(r"Check P2P Type (.*)")
 _NUMBERS = re.compile(r"(\w{1,40}) (-?\d{1,9})\b")
 _VARIABLE = re.compile(r"(NCCL_\w{1,60}) set (?:by \S+ )?to (.{0,200}?)\.?$")
@@ -230,7 +232,7 @@ class _Reading:
         elif (found := _P2P.match(message)) and room:
             self._p2p.append(_numbers(found[1]))
         elif (found := _UNSUPPORTED.match(message)) and len(self._unsupported) < MOST_SORTS:
-            self._unsupported.append(_numbers(found[1]))
+            self._unsupported.append(_numbers(found[1] or found[2]))
             self._unsupported_text = self._unsupported_text or printable(message)
         elif (found := _VARIABLE.match(message)) and len(self._variables) < MOST_SORTS:
             self._variables[found[1]] = printable(found[2])

@@ -12,6 +12,8 @@ PLAN_SCHEMA = 1
 DEFAULT_CONFIGURATION = "default"
 """The launch configuration that changes nothing."""
 
+LauncherName = Literal["torchrun", "slurm"]
+"""What starts the ranks: torchrun on this machine, or Slurm's srun on the hosts of an allocation."""
 SymmMemBackend = Literal["CUDA", "NVSHMEM", "NCCL"]
 
 
@@ -61,6 +63,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     schema: int = PLAN_SCHEMA
     ranks: int
     ranks_per_gpu: int = 1
+    launcher: LauncherName = "torchrun"
     device: Literal["cuda", "cpu"] = "cuda"
     backend: str = "nccl"
     warmup: int = 1

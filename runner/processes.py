@@ -13,6 +13,7 @@ import subprocess
 import time
 import uuid
 from pathlib import Path
+from typing import NamedTuple
 
 from .errors import UserError
 
@@ -24,8 +25,19 @@ FAILED_RANK = re.compile(rb"failed \(exitcode: (-?\d+)\) local_rank: (\d+) ")
 """torchrun's line about the rank that failed first, in torch/distributed/elastic/multiprocessing/api.py."""
 
 
+class Failure(NamedTuple):
+    """The rank that failed first, and its exit status, negative for a signal; `where` ends a sentence about it."""
+
+    rank: int
+    status: int
+    where: str = ""
+
+
 class Processes:
-    """torchrun and everything it has started, with one log for all they print."""
+    """torchrun and everything it has started on this machine, with one log for all they print."""
+
+    name = "torchrun"
+    shared = False
 
     def __init__(self, command: list[str], environment: dict[str, str], log: Path) -> None:
         self.log = log
@@ -67,15 +79,23 @@ class Processes:
         No process of the start is left when this returns.
         """
         if self.poll() is None and patience > 0:
-            self._process.terminate()
-            end = time.monotonic() + patience
-            while time.monotonic() < end and (self.poll() is None or self.marked()):
-                time.sleep(POLL_SECONDS)
+            self.ask(patience)
         if self.poll() is None:
             self._process.kill()
         status = self._process.wait()
         self._kill_marked()
         return status
+
+    def ask(self, patience: float) -> None:
+        """Ask all processes of this start to end, and wait `patience` seconds at most until they have."""
+        self._process.terminate()
+        self.wait(patience)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until no process of this start is left here, `seconds` at most."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and (self.poll() is None or self.marked()):
+            time.sleep(POLL_SECONDS)
 
     def _kill_marked(self) -> None:
         # Again and again, since a process may have started another in between; a zombie has no environment.
@@ -87,19 +107,20 @@ class Processes:
                     continue
             time.sleep(POLL_SECONDS)
 
-    def first_failure(self) -> tuple[int, int] | None:
-        """Return (local rank, exit status) of the rank that torchrun saw fail first; None if it saw none."""
-        found = FAILED_RANK.search(self._log_tail())
-        return (int(found[2]), int(found[1])) if found else None
+    def first_failure(self) -> Failure | None:
+        """Return the rank that torchrun saw fail first; None if it saw none. On one machine, the local rank is it."""
+        found = FAILED_RANK.search(self.log_tail())
+        return Failure(int(found[2]), int(found[1])) if found else None
 
-    def _log_tail(self) -> bytes:
+    def log_tail(self) -> bytes:
+        """Return the last LOG_TAIL bytes of the log."""
         with self.log.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL))
             return log.read()
 
     def last_words(self) -> str:
         """Return the last line of the log that has something to say, to stand in a message."""
-        lines = [line.strip() for line in self._log_tail().decode(errors="replace").splitlines()]
+        lines = [line.strip() for line in self.log_tail().decode(errors="replace").splitlines()]
         said = [line for line in lines if line and not set(line) <= set("=-* ") and "USDT:" not in line]
         return said[-1][:300] if said else "it printed nothing"
 

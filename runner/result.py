@@ -14,6 +14,7 @@ from .comparison import Comparison
 from .errors import UserError
 from .findings import Cause, Certainty, KernelSeen
 from .model import Collective, Coverage, Kind
+from .plan import LauncherName
 from .runfolder import Buffer, Ended, PoolRecord, Values
 from .script_result import ScriptResult
 from .suite import Expectation, GatePhase
@@ -120,12 +121,14 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """What the ranks ran on and with, as they recorded it; None where it isn't known.
 
     `nccl` is the library really loaded, `nccl_built` the one torch was built with. `variables` are the environment
-    variables that bear on collectives. Time means nothing where `ranks_per_gpu` is above 1.
+    variables that bear on collectives. Time means nothing where `ranks_per_gpu` is above 1. `launcher` started the
+    ranks, on `hosts` machines.
     """
 
     ranks: int
     ranks_per_gpu: int
     hosts: int
+    launcher: LauncherName = "torchrun"
     python: str | None = None
     torch: str | None = None
     cuda: str | None = None

@@ -12,17 +12,19 @@ from pathlib import Path
 
 import msgspec
 
+from .allocation import find_allocation
 from .compare import read_baseline
 from .errors import Interrupted, UserError
 from .judge.gate import gated
 from .judge.run import judge_run, unmeasured_run
-from .launch import describe_python, run_plan
+from .launch import PythonFacts, checks_folder, describe_python, run_here, run_plan
 from .nccl_library import nccl_to_preload
 from .nccl_log import replacing
 from .plan import DEFAULT_CONFIGURATION, Configuration, Plan
 from .result import Result, write_result
 from .runfolder import RunFolder
 from .settings import RunSettings
+from .srun import Srun
 from .suite import Suite, load_suite
 from .traces import printable
 from .watch import CaseProgress, Stop, holding_signals
@@ -38,29 +40,37 @@ def run(settings: RunSettings, tell: Callable[[str], None]) -> Result:
     SIGTERM and SIGHUP end the ranks; then what was done is judged and written, and Interrupted is raised.
     """
     suite = load_suite(settings.suite).select(settings.only)
-    baseline = read_baseline(settings.baseline, of_script=False)
+    baseline = read_baseline(settings.baseline, of="suite")
     if settings.replay:
         result = replay(suite)
         prepare(settings.out)
         return finish(result, settings, baseline)
     suite.find_workloads()
+    srun = Srun(find_allocation(os.environ, settings.ranks), os.environ) if settings.launcher == "slurm" else None
     prepare(settings.out)
+    ranks = srun.allocation.ranks if srun else settings.ranks or suite.ranks
+    if srun:
+        srun.look(settings.out.resolve(), needed_files(settings))
     began = time.monotonic()
-    facts = describe_python(settings.python)
+    facts = describe_python(settings.python, run=srun.run if srun else run_here)
     described = time.monotonic() - began
     if facts.error is not None:
-        result = unmeasured_run(suite, settings.ranks or suite.ranks, settings.ranks_per_gpu or 1, facts.error)
-        return finish(result, settings, baseline)
-    ranks = settings.ranks or suite.ranks
-    plan = suite.plan(ranks=ranks, ranks_per_gpu=share(ranks, settings.ranks_per_gpu, len(facts.devices)))
-    plan = msgspec.structs.replace(plan, witness=settings.witness)
+        return finish(unmeasured_run(suite, ranks, settings.ranks_per_gpu or 1, facts.error), settings, baseline)
     preload = nccl_to_preload(settings.nccl, facts, tell)
-    gpus = -(-ranks // plan.ranks_per_gpu)
-    tell(f"{len(plan.cases)} cases, {ranks} ranks on {gpus} × {facts.devices[0].name}, torch {facts.torch}")
+    if srun:
+        # A rank may be shown its own GPU only, so that it is the ranks that tell whether there are enough.
+        ranks_per_gpu = settings.ranks_per_gpu or 1
+        if preload:
+            srun.look(settings.out.resolve(), {preload: "give a file that all hosts see to --nccl"})
+    else:
+        ranks_per_gpu = share(ranks, settings.ranks_per_gpu, len(facts.devices))
+    plan = suite.plan(ranks=ranks, ranks_per_gpu=ranks_per_gpu)
+    plan = msgspec.structs.replace(plan, witness=settings.witness, launcher=settings.launcher)
+    tell(beginning(plan, facts, srun))
     if plan.witness and (told := replacing(os.environ | plan.variables)):
         tell(told)
     with holding_signals() as stop:
-        result = run_suite(suite, plan, settings, tell, preload=preload, stop=stop)
+        result = run_suite(suite, plan, settings, tell, preload=preload, stop=stop, srun=srun)
         seconds = {"describe": described, **result.seconds}
         rounded = {name: round(value, 3) for name, value in seconds.items()}
         result = finish(msgspec.structs.replace(result, seconds=rounded), settings, baseline)
@@ -85,20 +95,48 @@ def run_suite(
     *,
     preload: Path | None = None,
     stop: Stop | None = None,
+    srun: Srun | None = None,
 ) -> Result:
-    """Run the suite's cases by `plan`, into the output folder, and judge them."""
+    """Run the suite's cases by `plan`, into the output folder, and judge them; by `srun` where that is given."""
     folder = RunFolder(settings.out / "run")
     began = time.monotonic()
-    run_plan(plan, folder.path, python=settings.python, preload=preload, progress=Progress(plan, tell), stop=stop)
+    run_plan(
+        plan, folder.path,
+        python=settings.python, preload=preload, progress=Progress(plan, tell), stop=stop, launcher=srun,
+    )  # fmt: skip
     ran = time.monotonic()
     stopped = stop is not None and stop.signal
     if not stopped and not any(folder.environments(start) for start in folder.starts()):
         # No rank came up: is there a reason that the quick look at this Python could not see?
-        facts = describe_python(settings.python, thorough=True)
+        facts = describe_python(settings.python, thorough=True, run=srun.run if srun else run_here)
         if facts.error is not None and (facts.torch is None or plan.device == "cuda"):
             return unmeasured_run(suite, plan.ranks, plan.ranks_per_gpu, facts.error)
     result = judge_run(folder, suite)
     return msgspec.structs.replace(result, seconds={"run": ran - began, "judge": time.monotonic() - ran})
+
+
+def needed_files(settings: RunSettings) -> dict[Path, str]:
+    """What the ranks need on every host, each with what to do where one does not see it."""
+    share_it = "put it on a file system that all hosts share"
+    found = shutil.which(settings.python)
+    python = {Path(found).absolute(): "give a Python that all hosts have, with --python"} if found else {}
+    return {
+        **python,
+        checks_folder() / "__main__.py": f"{share_it}, or install symmem-check there",
+        Path.cwd(): share_it,
+    }
+
+
+def beginning(plan: Plan, facts: PythonFacts, srun: Srun | None) -> str:
+    """One line on what is about to run, and where."""
+    gpu = f"{facts.devices[0].name}, torch {facts.torch}"
+    if srun is None:
+        return f"{len(plan.cases)} cases, {plan.ranks} ranks on {-(-plan.ranks // plan.ranks_per_gpu)} × {gpu}"
+    hosts = srun.allocation.hosts
+    return (
+        f"{len(plan.cases)} cases, {plan.ranks} ranks on {len(hosts)} host{'s' if len(hosts) > 1 else ''} "
+        f"({', '.join(hosts[:4])}{', …' if len(hosts) > 4 else ''}), {plan.ranks_per_gpu} a GPU, {gpu}"
+    )
 
 
 def share(ranks: int, ranks_per_gpu: int | None, gpus: int) -> int:

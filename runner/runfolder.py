@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal, TypeVar
@@ -13,6 +14,8 @@ from .plan import Case, Plan
 
 LARGEST_FILE = 16 * 1024 * 1024
 """Bytes; a record with the stacks of all threads has some ten thousand."""
+
+STALE_TRIES = 3
 
 RankOutcome = Literal["ok", "raised", "hung", "wrong-values", "incapable"]
 LostOutcome = Literal["died", "hung", "stopped"]
@@ -99,7 +102,10 @@ class Nccl(msgspec.Struct, frozen=True):
 
 
 class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank ran on and with; GPU facts are None on a CPU. `error` says why it never came up."""
+    """What one rank ran on and with; GPU facts are None on a CPU. `error` says why it never came up.
+
+    `joined` is false for a rank that waits for the others, or waited in vain.
+    """
 
     rank: int
     world_size: int
@@ -119,6 +125,7 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     ranks_on_this_gpu: int | None = None
     env: dict[str, str] = {}
     seconds: dict[str, float] = {}
+    joined: bool = True
     error: str | None = None
 
 
@@ -153,11 +160,22 @@ def read_json(path: Path, kind: type[T]) -> T:
     try:
         if path.stat().st_size > LARGEST_FILE:
             raise UserError(f"{path}: larger than {LARGEST_FILE} bytes, so it is no file of a run folder")
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return msgspec.json.decode(_content(path), type=kind)
     except OSError as error:
         raise UserError(f"{path}: can't be read ({error.strerror}); give the folder of a whole run") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not what a run writes there: {error}; run it again") from error
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a file; on NFS, a reader may hold one that its writer on another host has just replaced."""
+    for _ in range(STALE_TRIES):
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+    return path.read_bytes()
 
 
 def write_json(content: End | Lost, path: Path) -> None:

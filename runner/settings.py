@@ -10,6 +10,7 @@ from typing import cast, get_args
 import msgspec
 
 from .errors import UserError
+from .plan import LauncherName
 from .result import Gate, Outcome
 from .suite import GatePhase
 
@@ -38,7 +39,8 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `python` is the interpreter with the torch under test; `nccl` a path or a version, None for torch's own. `gate` is
     what the verdict is to hold, and `baseline` the result to compare with, None where there is none. With `page`
-    the page is among the reports. With `witness` NCCL writes its own log, to be held against the traces.
+    the page is among the reports. With `witness` NCCL writes its own log, to be held against the traces. `launcher`
+    starts the ranks: on this machine, or on those of the allocation of Slurm that this is called in.
     """
 
     suite: str
@@ -54,6 +56,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     baseline: Path | None = None
     page: bool = False
     witness: bool = False
+    launcher: LauncherName = "torchrun"
 
 
 def run_settings(arguments: argparse.Namespace) -> RunSettings:
@@ -64,6 +67,11 @@ def run_settings(arguments: argparse.Namespace) -> RunSettings:
         extra = [flag for flag, value in given.items() if value is not None]
         if extra:
             raise UserError(f"{' and '.join(extra)} can't change a recorded run; leave it out, or leave out --replay")
+    if arguments.launcher == "slurm" and (arguments.replay or arguments.script is not None):
+        raise UserError(
+            f"--launcher slurm starts the probes' ranks only; leave it out, or leave out "
+            f"{'--replay' if arguments.replay else '--script'}"
+        )
     from .nccl_library import check_nccl  # the parser needs these settings' defaults alone
 
     check_nccl(arguments.nccl)
@@ -81,6 +89,7 @@ def run_settings(arguments: argparse.Namespace) -> RunSettings:
         baseline=baseline_setting(arguments),
         page=arguments.page,
         witness=arguments.witness,
+        launcher=arguments.launcher,
     )
 
 

@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
+from .errors import UserError
 from .plan import DEFAULT_CONFIGURATION, Case, Plan
-from .processes import POLL_SECONDS, Processes, how_it_ended
+from .processes import POLL_SECONDS, Failure, how_it_ended
 from .runfolder import End, Lost, LostOutcome, RankOutcome, Record, RunFolder, write_json
 
 OVERDUE_SECONDS = 10.0
@@ -21,6 +22,8 @@ OVERDUE_SECONDS = 10.0
 QUIET_SECONDS = 30.0
 """Between two cases the ranks only agree; where nothing happens for so long, they no longer can."""
 STOP_SECONDS = 5.0
+SHARED_POLL_SECONDS = 0.5
+UNSTEADY_TRIES = 10
 NOT_RUN = "not run: interrupted"
 SEVERITY: tuple[RankOutcome, ...] = ("ok", "incapable", "wrong-values", "hung", "raised")
 
@@ -49,6 +52,30 @@ class Start(msgspec.Struct, frozen=True):
     number: int
     cases: list[str]
     end: End
+
+
+class Ranks(Protocol):
+    """The processes of one start of the ranks, on this machine or on several."""
+
+    @property
+    def name(self) -> str:
+        """What started them, for messages."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether the run folder is written from other hosts too, by a network file system."""
+
+    def poll(self) -> int | None:
+        """Return the exit status of what started them, negative for a signal; None while it runs."""
+
+    def stop(self, patience: float) -> int:
+        """End all of them, killed after `patience` seconds; returns the status. None is left when this returns."""
+
+    def first_failure(self) -> Failure | None:
+        """Return the rank that was seen to fail first; None if none was."""
+
+    def last_words(self) -> str:
+        """Return the last line of what they printed."""
 
 
 class Stop:
@@ -100,12 +127,12 @@ class Watch:
         """Return the cases that have neither ended nor been lost, in the order of running."""
         return [case for case in self._cases if case.id not in self._ended]
 
-    def follow(self, part: Plan, processes: Processes, stop: Stop, start_deadline: float) -> End:
+    def follow(self, part: Plan, processes: Ranks, stop: Stop, start_deadline: float) -> End:
         """Watch one start until it ends, ending it where it is overdue or `stop` asks; returns how it ended."""
         began = time.monotonic()
         while True:
             status = processes.poll()  # before looking, so that the last look sees all there is
-            self._look(part)
+            self._look_all(part, processes)
             if stop.signal:
                 return self._stopped(part, processes, signal.Signals(stop.signal).name)
             if status is not None:
@@ -119,7 +146,39 @@ class Watch:
                 return self._give_up(part, processes, self._unfinished(overdue), message)
             if self._quiet(part):
                 return self._give_up(part, processes, [], f"nothing happened for {QUIET_SECONDS:g} s after a case")
-            time.sleep(POLL_SECONDS)
+            time.sleep(SHARED_POLL_SECONDS if processes.shared else POLL_SECONDS)
+
+    def _look_all(self, part: Plan, processes: Ranks) -> None:
+        """Take in all that is recorded by now, also where a network file system is late to tell of a case's end."""
+        seen = -1
+        while seen != len(self._ended):
+            seen = len(self._ended)
+            if processes.shared:
+                self._look_steadily(part)
+            else:
+                self._look(part)
+
+    def _look_steadily(self, part: Plan) -> None:
+        """Look, again where a file is between two states: a network file system may show a new one in its old size."""
+        for _ in range(UNSTEADY_TRIES):
+            self._see_anew(part)
+            try:
+                return self._look(part)
+            except UserError:
+                time.sleep(SHARED_POLL_SECONDS)
+        return self._look(part)
+
+    def _see_anew(self, part: Plan) -> None:
+        """Have a network file system show what other hosts wrote: a host that changes a folder reads it again.
+
+        Else it may show a folder as it was up to a minute ago: https://man7.org/linux/man-pages/man5/nfs.5.html
+        """
+        next_case = [case for case in part.cases if case.id not in self._ended][:1]
+        for name in (f"starts/{part.start}", *(case.folder for case in next_case)):
+            probe = self._folder.path / name / ".look"
+            probe.parent.mkdir(parents=True, exist_ok=True)
+            probe.touch()
+            probe.unlink(missing_ok=True)
 
     def _look(self, part: Plan) -> None:
         """Take in what the ranks have recorded since the last look. They take the cases in order."""
@@ -136,7 +195,9 @@ class Watch:
                 return
             worst = max(records.values(), key=severity)
             self._ended.add(case.id)
-            self._tell(case, "done", worst.outcome, worst.message)
+            # On several hosts a case is seen late; what the ranks measured tells better.
+            lasted = max(record.seconds.get("total", 0.0) for record in records.values())
+            self._tell(case, "done", worst.outcome, worst.message, lasted)
 
     def _tell(
         self,
@@ -144,15 +205,18 @@ class Watch:
         state: Literal["started", "done", "lost"],
         outcome: RankOutcome | LostOutcome | None = None,
         message: str | None = None,
+        lasted: float = 0.0,
     ) -> None:
         self._last_change = time.monotonic()
-        seconds = self._last_change - self._began.get(case.id, self._last_change)
+        seconds = max(lasted, self._last_change - self._began.get(case.id, self._last_change))
         place, total = self._index[case.id], len(self._cases)
         self._progress(CaseProgress(case.id, place, total, state, outcome, message, seconds, case.configuration))
 
     def _absent(self, part: Plan) -> list[int]:
+        """Return the ranks that did not come; where all came and could not join one another, those that didn't."""
         present = self._folder.environments(part.start)
-        return [rank for rank in range(part.ranks) if rank not in present]
+        gone = [rank for rank in range(part.ranks) if rank not in present]
+        return gone or [rank for rank, environment in present.items() if not environment.joined]
 
     def _unfinished(self, case: Case) -> list[int]:
         records = self._folder.records(case)
@@ -176,7 +240,7 @@ class Watch:
         """Return the cases of this start that a rank has begun and not all ranks have ended."""
         return [case for case in part.cases if case.id in self._began and case.id not in self._ended]
 
-    def _stopped(self, part: Plan, processes: Processes, name: str) -> End:
+    def _stopped(self, part: Plan, processes: Ranks, name: str) -> End:
         status = processes.stop(STOP_SECONDS)
         for case in part.cases:
             # Also where a rank has recorded an end by now: that may be of being stopped.
@@ -185,13 +249,13 @@ class Watch:
                 self._write_lost(case, part.start, "stopped", None, f"stopped by {name} while it ran")
         return End(exit_status=status, ended="stopped", message=f"stopped by {name}")
 
-    def _give_up(self, part: Plan, processes: Processes, culprits: list[int], message: str) -> End:
+    def _give_up(self, part: Plan, processes: Ranks, culprits: list[int], message: str) -> End:
         status = processes.stop(STOP_SECONDS)
-        self._look(part)
+        self._look_all(part, processes)
         self._lose(part, "hung", culprits[0] if len(culprits) == 1 else None, message)
         return End(exit_status=status, ended="hung", message=message)
 
-    def _conclude(self, part: Plan, processes: Processes, status: int) -> End:
+    def _conclude(self, part: Plan, processes: Ranks, status: int) -> End:
         """Say how a start ended whose processes are gone, and write down the case that went with them."""
         failure = processes.first_failure()
         rank, message = self._why(part, processes, status, failure)
@@ -212,19 +276,16 @@ class Watch:
         message = f"{left} of {total} cases left for a fresh start of the ranks"
         return End(exit_status=status, ended="restart", message=message)
 
-    def _why(
-        self, part: Plan, processes: Processes, status: int, failure: tuple[int, int] | None
-    ) -> tuple[int | None, str]:
+    def _why(self, part: Plan, processes: Ranks, status: int, failure: Failure | None) -> tuple[int | None, str]:
         """Return the rank that a start ended for, where one is known, and one line that says how it ended."""
         if status < 0:
-            return None, f"torchrun {how_it_ended(status)}: {processes.last_words()}"
+            return None, f"{processes.name} {how_it_ended(status)}: {processes.last_words()}"
         for rank, environment in self._folder.environments(part.start).items():
             if environment.error is not None:
                 return rank, f"rank {rank} did not come up: {environment.error}"
         if failure is not None:
-            # One machine: the local rank is the rank.
-            return failure[0], f"rank {failure[0]} {how_it_ended(failure[1])}"
-        return None, f"torchrun {how_it_ended(status)}: {processes.last_words()}"
+            return failure.rank, f"rank {failure.rank} {how_it_ended(failure.status)}{failure.where}"
+        return None, f"{processes.name} {how_it_ended(status)}: {processes.last_words()}"
 
     def _lose(self, part: Plan, outcome: LostOutcome, rank: int | None, message: str) -> None:
         """Write off the case that had begun; all of this start where none had: a new one would fare the same."""

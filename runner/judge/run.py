@@ -224,13 +224,13 @@ class Environments:
 
     def __init__(self, folder: RunFolder) -> None:
         plan = folder.plan()
-        self._unknown = Environment(ranks=plan.ranks, ranks_per_gpu=plan.ranks_per_gpu, hosts=0)
+        self._unknown = Environment(ranks=plan.ranks, ranks_per_gpu=plan.ranks_per_gpu, hosts=0, launcher=plan.launcher)
         self._by_start: dict[int, Environment] = {}
         self._last: dict[str, Environment] = {}
         for start in folder.starts():
             ranks = folder.environments(start)
             if any(rank.error is None for rank in ranks.values()):
-                environment = _merged(plan.ranks, plan.ranks_per_gpu, [ranks[rank] for rank in sorted(ranks)])
+                environment = _merged(plan, [ranks[rank] for rank in sorted(ranks)])
                 self._by_start[start] = environment
                 part = folder.plan_of(start)
                 name = part.cases[0].configuration if part and part.cases else DEFAULT_CONFIGURATION
@@ -252,7 +252,7 @@ def read_environment(folder: RunFolder) -> Environment:
     return Environments(folder).usual
 
 
-def _merged(ranks: int, ranks_per_gpu: int, own: Sequence[RankEnvironment]) -> Environment:
+def _merged(plan: Plan, own: Sequence[RankEnvironment]) -> Environment:
     def joined(values: Sequence[str | None]) -> str | None:
         return " / ".join(dict.fromkeys(value for value in values if value)) or None
 
@@ -261,9 +261,10 @@ def _merged(ranks: int, ranks_per_gpu: int, own: Sequence[RankEnvironment]) -> E
         return None if not told else all(told)
 
     return Environment(
-        ranks=ranks,
-        ranks_per_gpu=ranks_per_gpu,
+        ranks=plan.ranks,
+        ranks_per_gpu=plan.ranks_per_gpu,
         hosts=len({rank.hostname for rank in own}),
+        launcher=plan.launcher,
         python=joined([rank.python for rank in own]),
         torch=joined([rank.torch for rank in own]),
         cuda=joined([rank.cuda for rank in own]),

@@ -24,8 +24,8 @@ Counts = dict[Kind, Counter[Mechanism]]
 class ProcessLog:
     """The log of one process in the folder of its start; `facts` of its set-up are read once, parts when asked for."""
 
-    def __init__(self, start: Path, pid: int) -> None:
-        self._path = log_path(start, pid)
+    def __init__(self, start: Path, pid: int, hostname: str = "") -> None:
+        self._path = log_path(start, pid, hostname)
 
     @property
     def exists(self) -> bool:
@@ -94,7 +94,7 @@ class Witnesses:
         for start in self._folder.starts():
             first = self._folder.environments(start).get(0)
             if first is not None:
-                log = ProcessLog(self._folder.path / "starts" / str(start), first.pid)
+                log = ProcessLog(self._folder.path / "starts" / str(start), first.pid, first.hostname)
                 if log.exists:
                     yield start, log
 

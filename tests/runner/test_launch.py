@@ -10,7 +10,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 import uuid
 from pathlib import Path
 
@@ -159,7 +158,7 @@ class TestOneRunWithBadCases:
         records = run.folder.records(run.case("raises"))
         assert "workloads_for_tests.py" in (records[1].detail or "")
         assert "all_reduce" in (records[0].detail or "")  # the stack of the rank that waited
-        assert records[0].seconds["total"] < 10
+        assert records[0].seconds["total"] < 50  # its own deadline is at 60 s
         assert run.last_told("raises").message == 'ZeroDivisionError: a "quoted" message'
 
     def test_a_killed_rank_is_named_with_its_signal(self, run: Run) -> None:
@@ -174,7 +173,7 @@ class TestOneRunWithBadCases:
         records = run.folder.records(run.case("hangs"))
         assert "time.sleep" in (records[0].detail or "")
         assert "all_reduce" in (records[1].detail or "")
-        assert 2.0 <= records[0].seconds["total"] < 10
+        assert 2.0 <= records[0].seconds["total"] < 60  # and not the hours that it would sleep
 
     def test_a_mistyped_axis_is_told(self, run: Run) -> None:
         assert "there is no pool set-up 'no-such-pool': it is one of none, forward, step" in (
@@ -220,7 +219,7 @@ def test_ranks_that_cannot_even_watch_themselves(tmp_path: Path) -> None:
     lost = run.folder.lost(run.case("kills_torchrun"))
     assert lost is not None and (lost.outcome, lost.rank) == ("died", None)
     assert lost.message.startswith("torchrun was killed by SIGKILL")
-    assert run.last_told("kills_torchrun").seconds < 10
+    assert run.last_told("kills_torchrun").seconds < 50  # long before its deadline
     assert run.outcomes("good") == ["ok", "ok"]
     assert marked_processes(run.mark) == []
 
@@ -339,11 +338,9 @@ def test_a_signal_to_the_parent_leaves_no_process_and_a_record(tmp_path: Path, n
     with parent.stdout:
         assert parent.stdout.readline() == "started\n"
         assert len(marked_processes(mark)) == 4  # the parent, torchrun and two ranks
-        began = time.monotonic()
         parent.send_signal(number)
-        assert parent.wait(timeout=30) == -number
+        assert parent.wait(timeout=120) == -number  # the case would go on for 300 s
         assert parent.stdout.read() == ""
-    assert time.monotonic() - began < 15
     assert marked_processes(mark) == []
     end = RunFolder(tmp_path / "run").end(0)
     assert end is not None and (end.ended, end.message) == ("stopped", f"stopped by {number.name}")

@@ -100,11 +100,13 @@ def test_why_a_communicator_has_no_symmetric_memory(tmp_path: Path) -> None:
         "Symmetric memory is not supported. cuMemEnable 0, globalGinSupport 0, globalNicFused 0 cuMemGdrSupport 1": {
             "cuMemEnable": 0, "globalGinSupport": 0, "globalNicFused": 0, "cuMemGdrSupport": 1,
         },
-        "Symmetric memory is not supported. symmetricSupport 0, cuMemEnable 1, globalGinSupport 0": {
-            "symmetricSupport": 0, "cuMemEnable": 1, "globalGinSupport": 0,
+        "symmetricSupport 0, cuMemEnable 1, globalGinSupport 0, cuMemGdrSupport 1, contiguousRanksPerHost 1, "
+        "crossNicSupport 0": {
+            "symmetricSupport": 0, "cuMemEnable": 1, "globalGinSupport": 0, "cuMemGdrSupport": 1,
+            "contiguousRanksPerHost": 1, "crossNicSupport": 0,
         },
     }  # fmt: skip
-    facts = reading(tmp_path, *texts).facts
+    facts = reading(tmp_path, *texts, "symmetricSupport 1, cuMemEnable 1, globalGinSupport 0").facts
     assert facts.unsupported == tuple(texts.values())
     assert facts.unsupported_text == next(iter(texts))
 

@@ -125,7 +125,7 @@ def test_an_interrupted_run_is_judged_and_written(repository: Path, number: sign
         assert time.monotonic() < until and process.poll() is None
         time.sleep(0.1)
     process.send_signal(number)
-    _, told = process.communicate(timeout=30)
+    _, told = process.communicate(timeout=120)
     assert process.returncode == 128 + number
     assert told.splitlines()[-1] == (f"symmem-check: interrupted by {number.name}; reports of what was done are in out")
     assert marked_processes(mark) == []
