@@ -72,12 +72,42 @@ class SshShell:
         """The host, for messages."""
         return self._host
 
+    @property
+    def user(self) -> str:
+        """The user that logs in."""
+        return self._user
+
+    @property
+    def login(self) -> str:
+        """What tells this login from others: `user@host:port`."""
+        return f"{self._user}@{self._host}:{self._port}"
+
     def run(self, arguments: list[str], *, stdin: bytes = b"", timeout: float = 60.0) -> str:
-        """See Shell."""
+        """See Shell. What ssh itself refuses is told with its mend."""
         with tempfile.TemporaryDirectory(prefix="symmem-check-ssh-") as folder:
             options = self._options(Path(folder))
             command = ["ssh", *options, "-p", str(self._port), "-l", self._user, "--", self._host]
-            return _run([*command, shlex.join(arguments)], arguments[0], self._host, stdin, timeout)
+            try:
+                return _run([*command, shlex.join(arguments)], arguments[0], self._host, stdin, timeout)
+            except CommandFailed as error:
+                if error.status != _SSH_FAILED:
+                    raise
+                raise MachineError(f"{self._host}: {self._why(error.said)}") from None
+
+    def _why(self, said: str) -> str:
+        """The reason that ssh gave, and the mend."""
+        scan = f"ssh-keyscan{'' if self._port == 22 else f' -p {self._port}'} {self._host}"
+        compare = f"compare what {scan} prints with the host's own /etc/ssh/ssh_host_*_key.pub, then put it there"
+        if "HOST IDENTIFICATION HAS CHANGED" in said:
+            return f"its key is not the one in known-hosts, so this may be another host; {compare} if it is the same"
+        if "host key is known" in said or "Host key verification failed" in said:
+            return f"known-hosts has no key of it; {compare}"
+        if "Permission denied" in said:
+            return (
+                f"does not let {self._user} log in; put the public half of the key in {KEY_VARIABLE} into the file "
+                f"authorized_keys of {self._user} there"
+            )
+        return f"ssh failed: {one_line(said, 500) or 'it gave no reason'}"
 
     def _options(self, folder: Path) -> list[str]:
         known = folder / "known_hosts"
@@ -104,9 +134,11 @@ class SshShell:
         return ["-F", "none", *(part for name, value in options.items() for part in ("-o", f"{name}={value}"))]
 
 
-def read_login(value: Value) -> SshShell:
-    """A host to log in to: `host`, `user`, `known-hosts` and perhaps `port`; the key comes by SYMMEM_CHECK_SSH_KEY."""
-    entries = value.mapping(LOGIN_KEYS, required=("host", "user", "known-hosts"))
+def read_login(value: Value, more: tuple[str, ...] = ()) -> SshShell:
+    """A host to log in to: `host`, `user`, `known-hosts` and perhaps `port`; the key comes by SYMMEM_CHECK_SSH_KEY.
+
+    `more` are the caller's own keys in the same mapping."""
+    entries = value.mapping((*LOGIN_KEYS, *more), required=("host", "user", "known-hosts"))
     known_hosts = entries["known-hosts"].text("the lines that ssh-keyscan prints, compared with the host's own keys")
     if not known_hosts.strip():
         entries["known-hosts"].error("is empty; give the lines of the host's keys, since no other host will do")
@@ -122,7 +154,10 @@ def read_login(value: Value) -> SshShell:
 
 def _run(command: list[str], name: str, where: str, stdin: bytes, timeout: float) -> str:
     try:
-        done = subprocess.run(command, input=stdin, capture_output=True, timeout=timeout, check=False)
+        # In a session of its own: Ctrl-C at a terminal is for the caller, who ends what the command began.
+        done = subprocess.run(
+            command, input=stdin, capture_output=True, timeout=timeout, check=False, start_new_session=True
+        )
     except FileNotFoundError:
         raise UserError(f"{command[0]}: there is no such program here; install it") from None
     except subprocess.TimeoutExpired:
@@ -130,8 +165,6 @@ def _run(command: list[str], name: str, where: str, stdin: bytes, timeout: float
     except OSError as error:
         raise MachineError(f"{where}: {name} can't be run ({error.strerror or error})") from None
     said = done.stderr.decode(errors="replace").strip()
-    if done.returncode == _SSH_FAILED and command[0] == "ssh":
-        raise MachineError(f"{where}: ssh failed: {one_line(said, 500) or 'it gave no reason'}")
     if done.returncode != 0:
         last = said.splitlines()[-1] if said else "it gave no reason"
         message = f"{where}: {name} ended with status {done.returncode}: {one_line(last, 500)}"
