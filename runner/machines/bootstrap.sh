@@ -96,12 +96,16 @@ cd "$WORK/$NAME" || exit 1
 # By these a job on a cluster knows its allocation, and srun the nodes to start ranks on.
 allocation=()
 for variable in "${!SLURM_@}"; do allocation+=("$variable=${!variable}"); done
-setsid ${as[@]+"${as[@]}"} env -i HOME="$home" PATH="$PATH" LANG="${LANG:-C.UTF-8}" \
-    ${CUDA_VISIBLE_DEVICES:+CUDA_VISIBLE_DEVICES="$CUDA_VISIBLE_DEVICES"} \
-    ${LD_LIBRARY_PATH:+LD_LIBRARY_PATH="$LD_LIBRARY_PATH"} \
-    ${allocation[@]+"${allocation[@]}"} \
-    ACTIONS_RUNNER_HOOK_JOB_STARTED="$WORK/$NAME/job-started.sh" \
-    ./run.sh --jitconfig "$JIT" </dev/null &
+# A shell has what it starts in the background ignore SIGINT, by which GitHub's runner cancels a step.
+(
+    trap - INT QUIT
+    exec setsid ${as[@]+"${as[@]}"} env -i HOME="$home" PATH="$PATH" LANG="${LANG:-C.UTF-8}" \
+        ${CUDA_VISIBLE_DEVICES:+CUDA_VISIBLE_DEVICES="$CUDA_VISIBLE_DEVICES"} \
+        ${LD_LIBRARY_PATH:+LD_LIBRARY_PATH="$LD_LIBRARY_PATH"} \
+        ${allocation[@]+"${allocation[@]}"} \
+        ACTIONS_RUNNER_HOOK_JOB_STARTED="$WORK/$NAME/job-started.sh" \
+        ./run.sh --jitconfig "$JIT" </dev/null
+) &
 runner=$!
 JIT=
 say "the runner is up"

@@ -18,7 +18,7 @@ from ..github.runners import Runners
 from ..github.settings import Token
 from ..report.text import one_line
 from ..watch import Stop, holding_signals
-from .model import Machine, MachineError, Order, Owner, Provider, owner_of, prefix
+from .model import Machine, MachineError, Order, Owner, PartlyListed, Provider, owner_of, prefix
 from .spec import Spec
 
 POLL_SECONDS = 5.0
@@ -72,7 +72,7 @@ class Lifecycle:
                 tell=self._tell,
             )  # fmt: skip
             try:
-                self.stop(owner)  # what an earlier attempt of this run left
+                self._clear(owner)
                 machine = self._provider.start(order)
                 self._tell(f"{machine.what} in {machine.where} is {machine.id}; its runner has to come now")
                 self._only(machine)
@@ -88,42 +88,53 @@ class Lifecycle:
 
         Raises MachineError where some could not be ended; the others are.
         """
-        found = [
-            machine
-            for machine in self._provider.list(owner.server, owner.repository)
-            if (machine.owner.run_id, machine.owner.key) == (owner.run_id, owner.key)
-            and machine.owner.attempt <= owner.attempt
-        ]
-        ended, failed = self._end(found)
-        for attempt in range(owner.attempt, 0, -1):
-            earlier = Owner(
-                server=owner.server, repository=owner.repository, run_id=owner.run_id, attempt=attempt, key=owner.key
-            )
-            with _noting(failed, f"the runner {earlier.name}"):
-                self._runners.forget(earlier.name)
+        ended, failed = self._stop(owner)
         if failed:
             raise MachineError("not all could be ended: " + "; ".join(failed))
         return ended
 
     def reap(self, server: str, repository: str, *, dry: bool = False) -> Reaped:
         """End what is left of runs that are over, and machines that outlived their deadline; with `dry`, only tell."""
-        machines = self._provider.list(server, repository)
-        left: list[Machine] = []
         ended: list[str] = []
         failed: list[str] = []
+        machines = self._listed(server, repository, failed.append)
         over: dict[tuple[int, int], bool] = {}
         for machine in machines:
             with _noting(failed, machine.owner.name):
                 why = self._why_over(machine.owner, over)
                 if why is None and self._clock.now() > machine.deadline + OVERDUE_SECONDS:
                     why = "its deadline is over"
-                if why is not None:
-                    left.append(machine)
-                    ended.append(f"{machine.owner.name}: {machine.what} in {machine.where} ({machine.id}), since {why}")
-        if not dry:
-            failed += self._end(left)[1]
+                if why is None:
+                    continue
+                if not dry:
+                    self._provider.stop(machine)
+                ended.append(f"{_named(machine)}, since {why}")
         self._reap_runners(server, repository, over, ended, failed, dry)
         return Reaped(ended, failed)
+
+    def _stop(self, owner: Owner) -> tuple[list[str], list[str]]:
+        failed: list[str] = []
+        found = [
+            machine
+            for machine in self._listed(owner.server, owner.repository, failed.append)
+            if (machine.owner.run_id, machine.owner.key) == (owner.run_id, owner.key)
+            and machine.owner.attempt <= owner.attempt
+        ]
+        ended = self._end(found, failed)
+        for attempt in range(owner.attempt, 0, -1):
+            earlier = Owner(
+                server=owner.server, repository=owner.repository, run_id=owner.run_id, attempt=attempt, key=owner.key
+            )
+            with _noting(failed, f"the runner {earlier.name}"):
+                self._runners.forget(earlier.name)
+        return ended, failed
+
+    def _clear(self, owner: Owner) -> None:
+        """End what an earlier attempt of this run left. Of a place that does not answer it is only told: none of this
+        attempt's is there, and an older one ends itself."""
+        failed = self._stop(owner)[1]
+        for line in failed:
+            self._tell(f"of an earlier attempt: {line}")
 
     def _reap_runners(
         self, server: str, repository: str, over: dict[tuple[int, int], bool],
@@ -148,19 +159,25 @@ class Lifecycle:
             known[at] = self._runners.is_over(*at)
         return f"attempt {owner.attempt} of run {owner.run_id} is over" if known[at] else None
 
-    def _end(self, machines: list[Machine]) -> tuple[list[str], list[str]]:
+    def _listed(self, server: str, repository: str, tell: Callable[[str], None]) -> list[Machine]:
+        """The machines of all places that answer; of the others it is told, and nobody else has to wait for them."""
+        try:
+            return self._provider.list(server, repository)
+        except PartlyListed as error:
+            tell(str(error))
+            return error.machines
+
+    def _end(self, machines: list[Machine], failed: list[str]) -> list[str]:
         ended: list[str] = []
-        failed: list[str] = []
         for machine in machines:
             with _noting(failed, f"{machine.owner.name} ({machine.id} in {machine.where})"):
                 self._provider.stop(machine)
-                ended.append(f"{machine.owner.name}: {machine.what} in {machine.where} ({machine.id})")
-        return ended, failed
+                ended.append(_named(machine))
+        return ended
 
     def _only(self, machine: Machine) -> None:
         """End what a call that was made twice, since its answer was lost, started beside `machine`."""
-        listed = self._provider.list(machine.owner.server, machine.owner.repository)
-        for twin in listed:
+        for twin in self._listed(machine.owner.server, machine.owner.repository, self._tell):
             if twin.owner == machine.owner and twin.id != machine.id:
                 self._tell(f"{twin.id} was started beside it, and is ended")
                 self._provider.stop(twin)
@@ -178,9 +195,8 @@ class Lifecycle:
             self._pause(POLL_SECONDS, asked)
             if self._clock.now() - looked >= LOOK_SECONDS:  # a provider may show a new machine only after a while
                 looked, before = self._clock.now(), seen
-                seen = machine.id in {
-                    one.id for one in self._provider.list(machine.owner.server, machine.owner.repository)
-                }
+                listed = self._listed(machine.owner.server, machine.owner.repository, lambda line: None)
+                seen = machine.id in {one.id for one in listed}
                 ended = before and not seen
         failed: list[str] = []
         journal = ""
@@ -191,7 +207,9 @@ class Lifecycle:
             self._tell(f"  {machine.id}: {line}")
         said = lines[-1] if lines else "it printed nothing" if not failed else failed[0]
         unknown = "" if runner is not None else ", and GitHub no longer knows it"
-        why = "ended before its runner came" if ended else f"but its runner did not come within {minutes} minutes"
+        why = (
+            "but it ended before its runner came" if ended else f"but its runner did not come within {minutes} minutes"
+        )
         raise MachineError(
             f"{machine.what} in {machine.where} ({machine.id}) was started, {why}{unknown}; the last of what it "
             f"printed: {said}"
@@ -229,6 +247,10 @@ class _Registration:
         if self._made is None or now - self._made[0] > REGISTRATION_HOLDS:
             self._made = now, self._runners.register(self._name)
         return self._made[1]
+
+
+def _named(machine: Machine) -> str:
+    return f"{machine.owner.name}: {machine.what} in {machine.where} ({machine.id})"
 
 
 def _unless(asked: Stop, registration: Callable[[], T]) -> T:

@@ -123,7 +123,10 @@ class Provider(Protocol):
         """End a machine, and all that was made for it. One that is gone is ended."""
 
     def list(self, server: str, repository: str) -> list[Machine]:
-        """The machines of a repository's runs that are not ended, and what is left of those that are."""
+        """The machines of a repository's runs that are not ended, and what is left of those that are.
+
+        Raises PartlyListed where it can't be told of all places.
+        """
 
     def journal(self, machine: Machine) -> str:
         """The last lines that the machine printed, or nothing where there are none to be had."""
@@ -133,6 +136,14 @@ class MachineError(SymmemCheckError):
     """A provider, a host or a cluster failed, so that nothing could be measured: exit status 3."""
 
     exit_status = 3
+
+
+class PartlyListed(MachineError):
+    """Some of the places where machines may be did not answer; `machines` are those of the others."""
+
+    def __init__(self, message: str, machines: list[Machine]) -> None:
+        super().__init__(message)
+        self.machines = machines
 
 
 class NoCapacity(SymmemCheckError):

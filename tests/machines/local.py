@@ -73,7 +73,7 @@ class LocalProvider:
         name = f"local-{time.monotonic_ns()}"
         place = self.folder / name
         place.mkdir(parents=True)
-        script = bootstrap(order, work=str(self.folder / "work"), jit=order.registration())
+        script = bootstrap(order, work=str(self.folder / "work" / name), jit=order.registration())
         with (place / "journal").open("wb") as journal:
             process = subprocess.Popen(
                 ["bash", "-s"], stdin=subprocess.PIPE, stdout=journal, stderr=journal, start_new_session=True

@@ -7,6 +7,7 @@ import os
 import signal
 import stat
 import subprocess
+import sys
 import tarfile
 import time
 from collections.abc import Callable
@@ -74,6 +75,18 @@ def test_one_job_and_nothing_is_left(script: Callable[..., str], github: FakeWit
     seen = dict(line.split("=", 1) for line in (tmp_path / "seen").read_text().splitlines() if "=" in line)
     assert "ADMIN_SECRET" not in seen and "JIT" not in seen and seen["CUDA_VISIBLE_DEVICES"] == "0,1"
     assert {"HOME", "PATH", "GITHUB_JOB"} <= set(seen)
+
+
+def test_a_step_of_the_job_can_be_cancelled(
+    script: Callable[..., str], github: FakeWithRunners, tmp_path: Path
+) -> None:
+    """GitHub's runner does it by SIGINT, which a shell has its background processes ignore."""
+    github.job = f"grep -e SigIgn /proc/self/status >{tmp_path}/seen"
+    # As a machine's starters are: whoever runs this test may have it ignored.
+    start = "import os, signal; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execvp('bash', ['bash', '-s'])"
+    subprocess.run([sys.executable, "-c", start], input=script(), text=True, timeout=120, check=True)
+    ignored = int((tmp_path / "seen").read_text().split()[1], 16)
+    assert not ignored & (1 << signal.SIGINT - 1 | 1 << signal.SIGQUIT - 1)
 
 
 def test_a_configuration_that_comes_by_file_is_taken_and_removed(
@@ -189,7 +202,7 @@ def test_a_machine_of_its_own_is_switched_off_whatever_the_end(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_the_job_is_another_users(script: Callable[..., str], github: FakeWithRunners, tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+    for folder in (tmp_path, *tmp_path.parents[:-2]):  # up to those of the system
         folder.chmod(folder.stat().st_mode | stat.S_IXOTH)
     seen = tmp_path / "seen"
     seen.touch(mode=0o666)

@@ -16,7 +16,7 @@ from runner.github.client import Client
 from runner.github.runners import Runners
 from runner.github.settings import Token
 from runner.machines.lifecycle import Lifecycle
-from runner.machines.model import Limits, MachineError, NoCapacity, Owner, RunnerProgram, owner_of
+from runner.machines.model import Limits, MachineError, NoCapacity, Owner, PartlyListed, RunnerProgram, owner_of
 from runner.machines.spec import Spec
 
 from ..github.conftest import QuickClock
@@ -89,7 +89,7 @@ def test_a_machine_is_there_for_one_job_and_ends_with_it(
     assert (tmp_path / "ran").read_text() == "check\n"
     assert github.played == [(owner().name, 0)] and github.runners == []
     wait_until(lambda: provider.journal(machine).endswith(": ended\n"))
-    assert not (provider.folder / "work" / owner().name).exists()
+    assert list((provider.folder / "work" / machine.id).iterdir()) == []
     lifecycle().stop(owner())
     assert provider.list(SERVER, REPOSITORY) == []
 
@@ -273,6 +273,24 @@ def test_reap_ends_nothing_where_github_can_not_tell(
     assert reaped.ended == [] and any("403" in line for line in reaped.failed)
     assert len(provider.list(SERVER, REPOSITORY)) == 1
     lifecycle().stop(owner())
+
+
+def test_a_place_that_does_not_answer_keeps_no_start_and_is_told_by_an_end(
+    lifecycle: Callable[..., Lifecycle], provider: LocalProvider, github: FakeWithRunners, told: list[str]
+) -> None:
+    github.job, listed = None, provider.list
+
+    def partly(server: str, repository: str):  # type: ignore[no-untyped-def]
+        raise PartlyListed("not all hosts could be asked: b is down", listed(server, repository))
+
+    provider.list = partly  # type: ignore[method-assign]
+    lifecycle().start(owner())
+    assert told[0] == "of an earlier attempt: not all hosts could be asked: b is down"
+    with pytest.raises(MachineError, match="not all could be ended: not all hosts could be asked: b is down"):
+        lifecycle().stop(owner())
+    assert listed(SERVER, REPOSITORY) == [] and github.runners == []
+    reaped = lifecycle().reap(SERVER, REPOSITORY)
+    assert reaped.ended == [] and reaped.failed == ["not all hosts could be asked: b is down"]
 
 
 def test_one_machine_that_can_not_be_ended_keeps_no_other(
