@@ -132,7 +132,8 @@ from tests.faults.test_faults import cpu_plan, faulty
 import runner.cli
 plan = cpu_plan(faulty("good"), faulty("fills_the_disk"), faulty("good", 2))
 # Through the command line's own main, which has to tell it.
-runner.cli.COMMANDS["run"] = lambda parsed: run_plan(plan, Path({str(small_disk / "run")!r}), python=sys.executable) and 0
+into = Path({str(small_disk / "run")!r})
+runner.cli.COMMANDS["run"] = lambda parsed: run_plan(plan, into, python=sys.executable) and 0
 sys.exit(main(["run"]))
 """
     done = subprocess.run(
