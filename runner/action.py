@@ -150,6 +150,7 @@ def _run_settings(inputs: Inputs, baseline: Path | None) -> RunSettings:
         only=inputs.only,
         ranks=inputs.ranks,
         ranks_per_gpu=inputs.ranks_per_gpu,
+        launcher=inputs.launcher,
         python=inputs.python or ("" if inputs.traces else default_python()),
         nccl=inputs.nccl,
         out=inputs.out,

@@ -18,6 +18,7 @@ from .errors import UserError
 from .github.settings import DEFAULT_ARTIFACT, DEFAULT_KEY
 from .machines.arguments import DEFAULT_KEY as DEFAULT_MACHINE_KEY
 from .machines.arguments import key as machine_key
+from .plan import LauncherName
 from .result import Gate
 from .settings import DEFAULT_OUT, outcomes, percentage, positive
 from .suite import GatePhase
@@ -46,6 +47,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     script_args: tuple[str, ...] = ()
     ranks: int | None = None
     ranks_per_gpu: int | None = None
+    launcher: LauncherName = "torchrun"
     python: str | None = None
     nccl: str | None = None
     timeout_minutes: int = 30
@@ -98,6 +100,7 @@ def read_inputs(environment: Mapping[str, str]) -> Inputs:
         script_args=given.parsed("script-args", _words, ()),
         ranks=given.parsed("ranks", positive, None),
         ranks_per_gpu=given.parsed("ranks-per-gpu", positive, None),
+        launcher=cast("LauncherName", given.word("launcher", get_args(LauncherName), default.launcher)),
         python=given.text("python"),
         nccl=given.text("nccl"),
         timeout_minutes=given.parsed("timeout-minutes", _minutes, default.timeout_minutes),
@@ -195,7 +198,8 @@ def _refuse_what_is_no_machines(inputs: Inputs, has_token: bool) -> None:
         raise UserError(f"mode: {inputs.mode} needs machine: YAML that says where the GPUs come from")
     if not has_token:
         raise UserError(
-            f"mode: {inputs.mode} needs runner-token: one that may register runners, which the job's own may not"
+            f"mode: {inputs.mode} needs runner-token: one that may register runners, which the job's own may not. A "
+            "pull request from a fork, or by Dependabot, has no secrets, and so no machine"
         )
 
 
@@ -204,7 +208,7 @@ def _of_a_check(inputs: Inputs) -> list[str]:
     given = {
         "suite": inputs.suite, "only": inputs.only, "traces": inputs.traces, "script": inputs.script,
         "script-args": inputs.script_args, "ranks": inputs.ranks, "ranks-per-gpu": inputs.ranks_per_gpu,
-        "python": inputs.python, "nccl": inputs.nccl,
+        "python": inputs.python, "nccl": inputs.nccl, "launcher": inputs.launcher != Inputs().launcher,
     }  # fmt: skip
     return [name for name, value in given.items() if value]
 
@@ -227,8 +231,8 @@ def _refuse_contradictions(inputs: Inputs, has_token: bool) -> None:
         if names:
             raise UserError(f"{' and '.join(names)} can't go with mode: report, which runs and judges nothing")
         return
-    every = {"suite", "only", "script", "script-args", "ranks", "ranks-per-gpu", "python", "nccl"}
-    for main, others in (("traces", every), ("script", {"suite", "only", "traces"})):
+    every = {"suite", "only", "script", "script-args", "ranks", "ranks-per-gpu", "python", "nccl", "launcher"}
+    for main, others in (("traces", every), ("script", {"suite", "only", "traces", "launcher"})):
         extra = [name for name in names if name in others]
         if main in names and extra:
             raise UserError(f"{' and '.join(extra)} can't go with {main}; leave one of them out")

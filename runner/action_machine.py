@@ -27,20 +27,17 @@ def run_machine(
     if inputs.machine is None:
         raise UserError("machine: is empty; give its YAML, or the path of a file with it")
     if inputs.mode == "stop":
-        for line in stop(inputs.machine, settings, tell):
-            tell(f"ended {line}")
-        return 0
+        return stop(inputs.machine, settings, tell)
     if inputs.mode == "reap":
         return reap(inputs.machine, settings, tell)
     try:
-        machine = start(inputs.machine, settings, tell)
+        machine, label = start(inputs.machine, settings, tell)
     except NoCapacity as error:
         output({"verdict": "no-capacity"})
         print(command(Annotation("error", "no capacity", str(error))), flush=True)
         summary(f"### symmem-check: no capacity\n\nNothing was checked. {markdown(one_line(str(error), 4000))}\n")
         return error.exit_status
-    # GitHub drops an output that holds a secret, and a label with the organisation's name could; this one has neither.
-    output({"runner-label": settings.owner.name})
+    output({"runner-label": label})
     summary(_started(machine))
     return 0
 

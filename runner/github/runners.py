@@ -51,12 +51,12 @@ class Runners:
         owner = f"/orgs/{organization}" if organization is not None else f"/repos/{repository}"
         self._path = f"{owner}/actions/runners"
 
-    def register(self, name: str) -> Token:
-        """Make a runner known whose name is its one label, and return its just-in-time configuration.
+    def register(self, name: str, label: str) -> Token:
+        """Make a runner known that has one label, and return its just-in-time configuration.
 
         An older one of that name, as an attempt whose answer was lost leaves it, is forgotten.
         """
-        content = {"name": name, "runner_group_id": self._group, "labels": [name], "work_folder": "_work"}
+        content = {"name": name, "runner_group_id": self._group, "labels": [label], "work_folder": "_work"}
         for attempt in range(3):
             try:
                 made = self._client.post(f"{self._path}/generate-jitconfig", content, Registration)

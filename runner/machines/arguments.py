@@ -44,13 +44,17 @@ def _add_verb(
         "--machine", metavar="FILE|YAML", required=True, help="where the GPUs come from: YAML, or a file with it"
     )
     verb.add_argument("--repository", metavar="OWNER/NAME", help="default: GITHUB_REPOSITORY")
-    verb.set_defaults(command="machine", run=None, attempt=None, key=DEFAULT_KEY)
+    verb.set_defaults(command="machine", run=None, attempt=None, key=None)
     if run:
         verb.add_argument("--run", metavar="ID", type=_number, help="the workflow's run (default: GITHUB_RUN_ID)")
-        verb.add_argument("--attempt", metavar="N", type=_number, help="default: GITHUB_RUN_ATTEMPT, else 1")
+        last = name == "stop"
         verb.add_argument(
-            "--key", metavar="KEY", type=key, default=DEFAULT_KEY,
-            help=f"tells apart the machines of one run (default: {DEFAULT_KEY})",
+            "--attempt", metavar="N", type=_number,
+            help="of the run; default: GITHUB_RUN_ATTEMPT, else " + ("all" if last else "1"),
+        )  # fmt: skip
+        verb.add_argument(
+            "--key", metavar="KEY", type=key,
+            help="tells apart the machines of one run; default: " + ("all of them" if last else DEFAULT_KEY),
         )  # fmt: skip
     return verb
 

@@ -79,10 +79,19 @@ else
     tar -xzf "$archive" -C "$WORK/$NAME" && rm -f "$archive" || exit 1
 fi
 
-# GitHub's runner calls this when a job begins: the way to tell an idle runner from a busy one.
+# GitHub's runner calls this when a job begins: the way to tell an idle runner from a busy one. Its own file of variables
+# wins over those that it is started with, and may have a hook of the folder's owner, which is called then.
 started=$WORK/$NAME/job-started
-printf '#!/bin/sh\ntouch "%s"\n' "$started" >"$WORK/$NAME/job-started.sh"
+hook=ACTIONS_RUNNER_HOOK_JOB_STARTED
+touch "$WORK/$NAME/.env"
+older=$(sed -n "s/^$hook=//p" "$WORK/$NAME/.env" | tail -n 1)
+{
+    printf '#!/bin/sh\ntouch "%s"\n' "$started"
+    [ -z "$older" ] || printf 'exec "%s" "$@"\n' "$older"
+} >"$WORK/$NAME/job-started.sh"
 chmod 755 "$WORK/$NAME/job-started.sh"
+sed -i "/^$hook=/d" "$WORK/$NAME/.env"
+echo "$hook=$WORK/$NAME/job-started.sh" >>"$WORK/$NAME/.env"
 as=()
 if [ -n "$RUN_AS" ]; then
     id "$RUN_AS" >/dev/null 2>&1 || useradd --create-home --shell /bin/bash "$RUN_AS" || exit 1
@@ -90,21 +99,19 @@ if [ -n "$RUN_AS" ]; then
     as=(runuser -u "$RUN_AS" --)
 fi
 
-# Nothing of what this script knows reaches the job but the configuration, which is void once the runner has it.
-home=$([ -n "$RUN_AS" ] && eval echo "~$RUN_AS" || echo "${HOME:-/tmp}")
 cd "$WORK/$NAME" || exit 1
-# By these a job on a cluster knows its allocation, and srun the nodes to start ranks on.
-allocation=()
-for variable in "${!SLURM_@}"; do allocation+=("$variable=${!variable}"); done
+# The configuration goes by the variable that GitHub's own controller of runners uses, and the runner takes it out of its
+# environment: a command line is there for every user of the machine to read, as long as the job runs.
 # A shell has what it starts in the background ignore SIGINT, by which GitHub's runner cancels a step.
 (
     trap - INT QUIT
-    exec setsid ${as[@]+"${as[@]}"} env -i HOME="$home" PATH="$PATH" LANG="${LANG:-C.UTF-8}" \
-        ${CUDA_VISIBLE_DEVICES:+CUDA_VISIBLE_DEVICES="$CUDA_VISIBLE_DEVICES"} \
-        ${LD_LIBRARY_PATH:+LD_LIBRARY_PATH="$LD_LIBRARY_PATH"} \
-        ${allocation[@]+"${allocation[@]}"} \
-        ACTIONS_RUNNER_HOOK_JOB_STARTED="$WORK/$NAME/job-started.sh" \
-        ./run.sh --jitconfig "$JIT" </dev/null
+    for variable in "${!SYMMEM_CHECK_@}" "${!GITHUB_@}"; do export -n "${variable?}"; done
+    if [ -n "$RUN_AS" ]; then
+        HOME=$(getent passwd "$RUN_AS" | cut -d: -f6)
+        export HOME USER="$RUN_AS" LOGNAME="$RUN_AS"
+    fi
+    export ACTIONS_RUNNER_INPUT_JITCONFIG="$JIT"
+    exec setsid ${as[@]+"${as[@]}"} ./run.sh </dev/null
 ) &
 runner=$!
 JIT=

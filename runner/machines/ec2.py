@@ -13,7 +13,7 @@ from .ec2_aws import Aws, AwsError
 from .ec2_candidates import Candidate, read_candidates
 from .ec2_launch import MARK, Images, Settings, machine_of, request, user_data
 from .ec2_prices import Affordable, Offer, affordable
-from .model import Limits, Machine, NoCapacity, Order, prefix
+from .model import Limits, Machine, NoCapacity, Order, PartlyListed, prefix
 from .spec import Spec
 
 KEYS = ("image", "candidates", "disk-gb", "user")
@@ -188,17 +188,28 @@ class Ec2:
     def list(self, server: str, repository: str) -> list[Machine]:
         """See Provider; of the regions of all candidates."""
         found: list[Machine] = []
+        failed: list[AwsError] = []
+        regions = {candidate.region for candidate in self._candidates}
+        for region in sorted(regions):
+            try:
+                found += self._listed(region, server, repository)
+            except AwsError as error:
+                failed.append(error)
+        if len(failed) == len(regions):
+            raise failed[0]
+        if failed:
+            raise PartlyListed("not all regions could be asked: " + "; ".join(map(str, failed)), found)
+        return found
+
+    def _listed(self, region: str, server: str, repository: str) -> Sequence[Machine]:
         filters = [
             {"Name": f"tag:{MARK}", "Values": [prefix(server, repository) + "*"]},
             {"Name": "instance-state-name", "Values": ["pending", "running", "stopping", "stopped"]},
         ]
-        for region in dict.fromkeys(candidate.region for candidate in self._candidates):
-            for page in self._aws.pages(region, "ec2", "DescribeInstances", Filters=filters):
-                for instance in (one for group in page["Reservations"] for one in group["Instances"]):
-                    machine = machine_of(instance, region, server, repository)
-                    if machine is not None:
-                        found.append(machine)
-        return found
+        pages = self._aws.pages(region, "ec2", "DescribeInstances", Filters=filters)
+        instances = (one for page in pages for group in page["Reservations"] for one in group["Instances"])
+        machines = (machine_of(instance, region, server, repository) for instance in instances)
+        return [machine for machine in machines if machine is not None]
 
     def journal(self, machine: Machine) -> str:
         """The serial console's text, and why EC2 ended the machine, where it did."""

@@ -179,7 +179,8 @@ def machine_of(instance: dict[str, Any], region: str, server: str, repository: s
     """The machine that an instance's tags tell; None where it is none of that repository."""
     tags = {tag["Key"]: tag["Value"] for tag in instance.get("Tags", [])}
     owner = owner_of(tags.get(MARK, ""), server, repository)
-    if owner is None:
+    # The name holds a digest of the repository's name, which another one may share.
+    if owner is None or tags.get("symmem-check:repository", repository).lower() != repository.lower():
         return None
     since = instance["LaunchTime"].timestamp()
     deadline = _number(tags.get("symmem-check:deadline", ""))

@@ -8,13 +8,14 @@ nothing that `start` told. `reap` does the same for every run that is over.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 from ..errors import SymmemCheckError
 from ..github.client import ApiError, Clock, SystemClock
-from ..github.runners import Runners
+from ..github.runners import Runner, Runners
 from ..github.settings import Token
 from ..report.text import one_line
 from ..watch import Stop, holding_signals
@@ -25,8 +26,8 @@ POLL_SECONDS = 5.0
 LOOK_SECONDS = 20.0
 """How often it is asked whether a machine whose runner is waited for is still there."""
 REGISTRATION_HOLDS = 120.0
-"""Seconds for which a registration is used for another try to start a machine. GitHub forgot runners that did not come
-within some six minutes: https://github.com/actions/runner/issues/4726"""
+"""Seconds for which a registration is used for another try to start a machine; a later one makes its own, so that no
+runner is known for long before its machine is."""
 JOURNAL_LINES = 40
 OVERDUE_SECONDS = 600.0
 """A machine that is there so long after its deadline did not end itself."""
@@ -41,8 +42,15 @@ class Interruption(SymmemCheckError):
         self.exit_status = 128 + number
 
 
-class Reaped(NamedTuple):
-    """What `reap` did: the machines and runners that it ended, each with the reason, and what failed, in words."""
+class Started(NamedTuple):
+    """A machine whose runner waits for the job, and the label to run on."""
+
+    machine: Machine
+    label: str
+
+
+class Ended(NamedTuple):
+    """What `stop` or `reap` ended, machines and runners, and what could not be, each in words."""
 
     ended: list[str]
     failed: list[str]
@@ -57,7 +65,7 @@ class Lifecycle:
         self._provider, self._runners, self._spec, self._tell = provider, runners, spec, tell
         self._clock = clock or SystemClock()
 
-    def start(self, owner: Owner) -> Machine:
+    def start(self, owner: Owner) -> Started:
         """Start a machine for `owner`; return when its runner waits for the job.
 
         Raises UserError before anything is started where a limit forbids it, NoCapacity, and MachineError with the
@@ -78,22 +86,36 @@ class Lifecycle:
                 self._only(machine)
                 self._wait_for_runner(machine, asked)
                 _refuse_if(asked)
-                return machine
+                return Started(machine, registration.label)
             except BaseException as error:
                 self._take_back(owner, error)
                 raise
 
-    def stop(self, owner: Owner) -> list[str]:
-        """End the machines of a run and key, of this attempt and of those before; tell which.
+    def stop(self, owner: Owner, *, every_key: bool = False) -> Ended:
+        """End the machines of a run and key (with `every_key`, of all keys), of this attempt and of those before.
 
-        Raises MachineError where some could not be ended; the others are.
+        What can't be ended keeps nothing else from being.
         """
-        ended, failed = self._stop(owner)
-        if failed:
-            raise MachineError("not all could be ended: " + "; ".join(failed))
-        return ended
+        ended: list[str] = []
+        failed: list[str] = []
 
-    def reap(self, server: str, repository: str, *, dry: bool = False) -> Reaped:
+        def ours(other: Owner) -> bool:
+            same = other.run_id == owner.run_id and (every_key or other.key == owner.key)
+            return same and other.attempt <= owner.attempt
+
+        for machine in self._listed(owner.server, owner.repository, failed.append):
+            if ours(machine.owner):
+                with _noting(failed, _named(machine)):
+                    self._provider.stop(machine)
+                    ended.append(_named(machine))
+        with _noting(failed, "GitHub's list of runners"):
+            for runner in self._runners.beginning_with(prefix(owner.server, owner.repository)):
+                other = owner_of(runner.name, owner.server, owner.repository)
+                if other is not None and ours(other):
+                    self._forget(runner, failed)
+        return Ended(ended, failed)
+
+    def reap(self, server: str, repository: str, *, dry: bool = False) -> Ended:
         """End what is left of runs that are over, and machines that outlived their deadline; with `dry`, only tell."""
         ended: list[str] = []
         failed: list[str] = []
@@ -101,39 +123,22 @@ class Lifecycle:
         over: dict[tuple[int, int], bool] = {}
         for machine in machines:
             with _noting(failed, machine.owner.name):
-                why = self._why_over(machine.owner, over)
-                if why is None and self._clock.now() > machine.deadline + OVERDUE_SECONDS:
-                    why = "its deadline is over"
+                # First what needs nobody's answer.
+                overdue = self._clock.now() > machine.deadline + OVERDUE_SECONDS
+                why = "its deadline is over" if overdue else self._why_over(machine.owner, over)
                 if why is None:
                     continue
                 if not dry:
                     self._provider.stop(machine)
                 ended.append(f"{_named(machine)}, since {why}")
-        self._reap_runners(server, repository, over, ended, failed, dry)
-        return Reaped(ended, failed)
-
-    def _stop(self, owner: Owner) -> tuple[list[str], list[str]]:
-        failed: list[str] = []
-        found = [
-            machine
-            for machine in self._listed(owner.server, owner.repository, failed.append)
-            if (machine.owner.run_id, machine.owner.key) == (owner.run_id, owner.key)
-            and machine.owner.attempt <= owner.attempt
-        ]
-        ended = self._end(found, failed)
-        for attempt in range(owner.attempt, 0, -1):
-            earlier = Owner(
-                server=owner.server, repository=owner.repository, run_id=owner.run_id, attempt=attempt, key=owner.key
-            )
-            with _noting(failed, f"the runner {earlier.name}"):
-                self._runners.forget(earlier.name)
-        return ended, failed
+        with _noting(failed, "GitHub's list of runners"):
+            self._reap_runners(server, repository, over, ended, failed, dry)
+        return Ended(ended, failed)
 
     def _clear(self, owner: Owner) -> None:
         """End what an earlier attempt of this run left. Of a place that does not answer it is only told: none of this
         attempt's is there, and an older one ends itself."""
-        failed = self._stop(owner)[1]
-        for line in failed:
+        for line in self.stop(owner).failed:
             self._tell(f"of an earlier attempt: {line}")
 
     def _reap_runners(
@@ -150,7 +155,7 @@ class Lifecycle:
                 if why is None:
                     continue
                 if not dry:
-                    self._runners.forget(runner.name)
+                    self._forget(runner, failed)
                 ended.append(f"{runner.name}: the runner, since {why}")
 
     def _why_over(self, owner: Owner, known: dict[tuple[int, int], bool]) -> str | None:
@@ -163,17 +168,27 @@ class Lifecycle:
         """The machines of all places that answer; of the others it is told, and nobody else has to wait for them."""
         try:
             return self._provider.list(server, repository)
-        except PartlyListed as error:
+        except MachineError as error:
             tell(str(error))
-            return error.machines
+            return error.machines if isinstance(error, PartlyListed) else []
 
-    def _end(self, machines: list[Machine], failed: list[str]) -> list[str]:
-        ended: list[str] = []
-        for machine in machines:
-            with _noting(failed, f"{machine.owner.name} ({machine.id} in {machine.where})"):
-                self._provider.stop(machine)
-                ended.append(_named(machine))
-        return ended
+    def _is_there(self, machine: Machine) -> bool | None:
+        """Whether a machine is listed; None where that can't be told."""
+        try:
+            listed = self._provider.list(machine.owner.server, machine.owner.repository)
+        except MachineError:
+            return None
+        return machine.id in {one.id for one in listed}
+
+    def _forget(self, runner: Runner, failed: list[str]) -> None:
+        """Forget a runner. One that has a job is forgotten by GitHub itself, once it misses the runner."""
+        with _noting(failed, f"the runner {runner.name}"):
+            try:
+                self._runners.forget(runner.name)
+            except ApiError as error:
+                if error.status != 422:
+                    raise
+                self._tell(f"the runner {runner.name} has a job in GitHub's books; it is forgotten with it")
 
     def _only(self, machine: Machine) -> None:
         """End what a call that was made twice, since its answer was lost, started beside `machine`."""
@@ -194,10 +209,9 @@ class Lifecycle:
                 return
             self._pause(POLL_SECONDS, asked)
             if self._clock.now() - looked >= LOOK_SECONDS:  # a provider may show a new machine only after a while
-                looked, before = self._clock.now(), seen
-                listed = self._listed(machine.owner.server, machine.owner.repository, lambda line: None)
-                seen = machine.id in {one.id for one in listed}
-                ended = before and not seen
+                looked, there = self._clock.now(), self._is_there(machine)
+                ended = seen and there is False
+                seen = seen or there is True
         failed: list[str] = []
         journal = ""
         with _noting(failed, "its journal"):
@@ -226,26 +240,33 @@ class Lifecycle:
     def _take_back(self, owner: Owner, error: BaseException) -> None:
         """End what was begun. What fails here is told, since the error that came before it is the one to raise."""
         try:
-            for line in self.stop(owner):
-                self._tell(f"given back: {line}")
+            ended, failed = self.stop(owner)
         except Exception as second:
+            ended, failed = [], [one_line(str(second), 500)]
+        for line in ended:
+            self._tell(f"given back: {line}")
+        if failed:
             self._tell(
-                f"after {type(error).__name__}, {owner.name} could not be given back ({one_line(str(second), 500)}); "
+                f"after {type(error).__name__}, {owner.name} could not be given back ({'; '.join(failed)}); "
                 "stop and reap will find it, and it ends itself at its deadline"
             )
 
 
 class _Registration:
-    """The runner's registration, made anew where it is asked for again long after."""
+    """The runner's registration, made anew where it is asked for again long after.
+
+    Its label nobody can know before `start` tells it: a job of somebody else's that waits for it would get the machine.
+    """
 
     def __init__(self, runners: Runners, name: str, clock: Clock) -> None:
         self._runners, self._name, self._clock = runners, name, clock
+        self.label = f"{name}-{secrets.token_hex(8)}"
         self._made: tuple[float, Token] | None = None
 
     def __call__(self) -> Token:
         now = self._clock.now()
         if self._made is None or now - self._made[0] > REGISTRATION_HOLDS:
-            self._made = now, self._runners.register(self._name)
+            self._made = now, self._runners.register(self._name, self.label)
         return self._made[1]
 
 

@@ -31,7 +31,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The machine's, the runner's and its label's name: at most 63 small letters, digits and dashes, unique."""
+        """The machine's and the runner's name: at most 63 small letters, digits and dashes, unique."""
         return f"{prefix(self.server, self.repository)}{self.run_id}-{self.attempt}-{self.key}"
 
 
@@ -72,7 +72,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     max_hours: float
     max_price: float | None = None
-    idle_minutes: int = 10
+    idle_minutes: int = 5
     register_minutes: int = 10
     capacity_minutes: int = 10
 
@@ -93,9 +93,9 @@ class RunnerProgram(msgspec.Struct, frozen=True, kw_only=True):
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked of a provider.
 
-    `registration` makes the runner known to GitHub and returns its just-in-time configuration. GitHub forgets a runner
-    that doesn't come within minutes, so a provider calls it as late as it can: once it knows that there is capacity,
-    or right before the call that starts the machine. It may be called again; the older configuration is void then.
+    `registration` makes the runner known to GitHub and returns its just-in-time configuration, which is that runner's
+    secret. So a provider calls it as late as it can: once it knows that there is capacity, or right before the call
+    that starts the machine. It may be called again; the older configuration is void then.
     `public` says whether anybody can see the repository, so that anybody may propose code to run. `pause` waits for
     some seconds, and raises where the start was asked to end meanwhile: no provider waits in another way.
     """

@@ -83,7 +83,7 @@ def _provider_name(top: Value) -> str:
 
 
 def _limits(value: Value) -> Limits:
-    minutes = ("idle-minutes", "register-minutes", "capacity-minutes")
+    minutes = {"idle-minutes": 24 * 60, "register-minutes": 120, "capacity-minutes": 120}
     entries = value.mapping(("max-hours", "max-price", *minutes), required=("max-hours",))
     hours = entries["max-hours"].positive("hours")
     if not 0.1 <= hours <= LONGEST_HOURS:
@@ -91,7 +91,11 @@ def _limits(value: Value) -> Limits:
     return Limits(
         max_hours=hours,
         max_price=entries["max-price"].positive("US dollars an hour") if "max-price" in entries else None,
-        **{name.replace("-", "_"): entries[name].whole_number(1, 24 * 60) for name in minutes if name in entries},
+        **{
+            name.replace("-", "_"): entries[name].whole_number(1, most)
+            for name, most in minutes.items()
+            if name in entries
+        },
     )
 
 

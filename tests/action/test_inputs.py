@@ -62,13 +62,13 @@ def test_every_input_and_output_is_described(document: dict[str, Any]) -> None:
 def test_all_that_may_be_asked_for(read) -> None:
     suite = read(
         suite="full", only="all_reduce/st*\n\n  ddp/*  \n", ranks="8", ranks_per_gpu="2", python="/opt/my python",
-        nccl="2.30.7", timeout_minutes="90", baseline="base/result.json", require_baseline="true",
+        launcher="slurm", nccl="2.30.7", timeout_minutes="90", baseline="base/result.json", require_baseline="true",
         fail_on="regressed, error", min_forward_coverage="90", min_backward_coverage="87.5 %", coverage_by="bytes",
         junit="a/b.xml", page="true", comment="false", comment_key="h200", upload="all",
     )  # fmt: skip
     assert suite == Inputs(
         suite="full", only=("all_reduce/st*", "ddp/*"), ranks=8, ranks_per_gpu=2, python="/opt/my python",
-        nccl="2.30.7", timeout_minutes=90, baseline="base/result.json", require_baseline=True,
+        launcher="slurm", nccl="2.30.7", timeout_minutes=90, baseline="base/result.json", require_baseline=True,
         gate=Gate(fail_on=("error", "regressed"), minimum={"forward": 0.9, "backward": 0.875}, coverage_by="bytes"),
         junit="a/b.xml", page=True, comment=False, comment_key="h200", upload="all",
     )  # fmt: skip
@@ -105,6 +105,9 @@ def test_all_that_may_be_asked_for(read) -> None:
         ({"min_forward_coverage": "120"}, "min-forward-coverage: 120 is not between 0 and 100"),
         ({"min_backward_coverage": "nan"}, "min-backward-coverage: nan is not between 0 and 100"),
         ({"fail_on": "regression"}, "fail-on: 'regression' is no outcome that may fail; these are: regressed"),
+        ({"launcher": "mpi"}, "launcher: 'mpi' is not one of torchrun, slurm"),
+        ({"launcher": "slurm", "script": "t.py"}, "launcher can't go with script"),
+        ({"launcher": "slurm", "traces": "t"}, "launcher can't go with traces"),
         ({"comment_key": "a b"}, "comment-key: 'a b' is no key"),
         ({"comment_key": "../x"}, "comment-key: '../x' is no key"),
         ({"script": "t.py", "script_args": "'a"}, "script-args: can't be split into words"),

@@ -304,7 +304,7 @@ def _image(ami: str) -> dict[str, Any]:
     return {"ami_id": ami, "name": ami, "description": "a GPU image", "owner_id": "099720109477", **disk, **kind}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def moto_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of moto's server, a process of its own on a port that the system chose."""
     images = tmp_path_factory.mktemp("moto") / "images.json"
@@ -314,12 +314,14 @@ def moto_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
     assert process.stdout is not None
     said: list[str] = []
+    drain: threading.Thread | None = None
     try:
         for line in process.stdout:
             said.append(line)
             if found := re.search(r"Running on (http://127\.0\.0\.1:\d+)", line):
                 # Its log of requests would fill the pipe, and stop it.
-                threading.Thread(target=process.stdout.read, daemon=True).start()
+                drain = threading.Thread(target=process.stdout.read, daemon=True)
+                drain.start()
                 yield found[1]
                 break
         else:
@@ -327,6 +329,8 @@ def moto_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         process.kill()  # it keeps nothing, and takes seconds to end by itself
         process.wait(timeout=30)
+        if drain is not None:
+            drain.join(30)
 
 
 @pytest.fixture

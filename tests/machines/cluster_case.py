@@ -80,7 +80,7 @@ class Machines:
         self.lifecycle = Lifecycle(self.provider, runners, self.spec, self.told.append, clock)
 
     def start(self) -> Machine:
-        return self.lifecycle.start(OWNER)
+        return self.lifecycle.start(OWNER).machine
 
     def list(self) -> list[Machine]:
         return self.provider.list(SERVER, REPOSITORY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -33,7 +34,7 @@ def script(tmp_path: Path, github: FakeWithRunners) -> Callable[..., str]:
     github.runners.append({"id": 1, "name": NAME, "os": "unknown", "status": "offline", "busy": False, "labels": []})
 
     def make(program: RunnerProgram | None = None, **more: Any) -> str:
-        limits = Limits(max_hours=more.pop("hours", 1), idle_minutes=more.pop("idle", 10))
+        limits = Limits(max_hours=more.pop("hours", 1), idle_minutes=more.pop("idle", 5))
         order = Order(
             owner=OWNER, limits=limits, program=program or RunnerProgram(folder=str(RUNNER)), public=False,
             registration=lambda: Token(""), pause=time.sleep, tell=print,
@@ -68,13 +69,45 @@ def last(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 def test_one_job_and_nothing_is_left(script: Callable[..., str], github: FakeWithRunners, tmp_path: Path) -> None:
     github.job = f"env >{tmp_path}/seen; touch left; exit 3"
-    done = run(script(), ADMIN_SECRET="not for the job", CUDA_VISIBLE_DEVICES="0,1")
+    given = {
+        "SYMMEM_CHECK_RUNNER_TOKEN": "x",
+        "GITHUB_TOKEN": "y",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "https_proxy": "http://p",
+    }
+    done = run(script(), **given)
     assert last(done) == ["the runner ended with status 0", "ended"] and done.returncode == 0
     assert github.played == [(NAME, 3)]
     assert list((tmp_path / "work").iterdir()) == []
     seen = dict(line.split("=", 1) for line in (tmp_path / "seen").read_text().splitlines() if "=" in line)
-    assert "ADMIN_SECRET" not in seen and "JIT" not in seen and seen["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert (seen["CUDA_VISIBLE_DEVICES"], seen["https_proxy"]) == ("0,1", "http://p")
     assert {"HOME", "PATH", "GITHUB_JOB"} <= set(seen)
+    assert not {"SYMMEM_CHECK_RUNNER_TOKEN", "GITHUB_TOKEN", "JIT", "ACTIONS_RUNNER_INPUT_JITCONFIG"} & set(seen)
+
+
+def test_the_configuration_is_on_no_command_line(
+    script: Callable[..., str], github: FakeWithRunners, tmp_path: Path
+) -> None:
+    """Every user of a machine can read those, and it is the runner's secret as long as the job runs."""
+    github.job = f"cat /proc/[0-9]*/cmdline >{tmp_path}/lines 2>/dev/null; true"
+    assert run(script()).returncode == 0 and github.played == [(NAME, 0)]
+    lines = (tmp_path / "lines").read_bytes()
+    assert b"run.sh" in lines and github.configuration(NAME).encode() not in lines
+
+
+def test_a_hook_of_the_runners_own_folder_is_called_too(
+    script: Callable[..., str], github: FakeWithRunners, tmp_path: Path
+) -> None:
+    folder = tmp_path / "prepared"
+    shutil.copytree(RUNNER, folder)
+    hook = tmp_path / "hook.sh"
+    hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/called\n")
+    hook.chmod(0o755)
+    (folder / ".env").write_text(f"LANG=C.UTF-8\nACTIONS_RUNNER_HOOK_JOB_STARTED={hook}\n")
+    github.job = f"sleep 4; echo $LANG >{tmp_path}/lang"
+    done = run(script(RunnerProgram(folder=str(folder))).replace("IDLE=300", "IDLE=2"))
+    assert done.returncode == 0 and github.played == [(NAME, 0)], done.stdout
+    assert (tmp_path / "called").exists() and (tmp_path / "lang").read_text() == "C.UTF-8\n"
 
 
 def test_a_step_of_the_job_can_be_cancelled(
@@ -125,7 +158,7 @@ def test_the_deadline_ends_a_job_that_will_not(
     script: Callable[..., str], github: FakeWithRunners, tmp_path: Path
 ) -> None:
     github.job = f"trap '' TERM INT HUP; echo $$ >{tmp_path}/pid; while :; do sleep 1; done"
-    text = script().replace("DEADLINE=3600", "DEADLINE=6").replace("IDLE=600", "IDLE=60")
+    text = script().replace("DEADLINE=3600", "DEADLINE=6").replace("IDLE=300", "IDLE=60")
     done = run(text)
     assert done.returncode == 1 and last(done) == ["the deadline of 6 s is over", "ended"]
     if (tmp_path / "pid").exists():  # a busy machine may not have come to it
@@ -186,7 +219,7 @@ def test_a_machine_of_its_own_is_switched_off_whatever_the_end(
         (programs / name).chmod(0o755)
     github.job = None if end == "idle" else "true"
     program = RunnerProgram(folder=str(tmp_path / "nothing")) if end == "nothing to run" else None
-    text = script(program, power_off=True).replace("IDLE=600", "IDLE=1")
+    text = script(program, power_off=True).replace("IDLE=300", "IDLE=1")
     # The clock that asks nobody goes on until the power is off; here it is ended with its process group.
     with subprocess.Popen(
         ["bash", "-s"], stdin=subprocess.PIPE, start_new_session=True,

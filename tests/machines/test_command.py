@@ -58,7 +58,9 @@ def test_a_machines_life_at_the_terminal(
     assert (none.returncode, none.stdout) == (0, "no machine is there\n")
 
     started = machine("start")
-    assert (started.returncode, started.stdout) == (0, f"{OWNER.name}\n"), started.stderr
+    assert started.returncode == 0, started.stderr
+    (label,) = github.runners[0]["labels"]
+    assert started.stdout == f"{label['name']}\n" and started.stdout.startswith(f"{OWNER.name}-")
     (instance,) = aws.instances("us-east-2")
     assert f"p5.48xlarge on-demand in us-east-2 is {instance['InstanceId']}" in started.stderr
 
@@ -82,9 +84,39 @@ def test_a_machines_life_at_the_terminal(
     stopped = machine("stop")
     assert stopped.stdout.startswith(f"ended {OWNER.name}: ") and stopped.returncode == 0
     assert aws.instances("us-east-2") == [] and github.runners == []
-    assert machine("stop").stdout == ""
+    assert machine("stop").stdout == "nothing of that run is there\n"
     said = [started, table, dry, stopped]
     assert not any(ADMIN in one.stdout + one.stderr for one in said)
+
+
+def test_a_stop_by_hand_ends_every_attempt_and_key_of_the_run(
+    machine: Callable[..., Done[str]], aws: FakeAws, github: FakeWithRunners
+) -> None:
+    assert machine("start", "--key", "b").returncode == 0
+    assert machine("start", GITHUB_RUN_ATTEMPT="2").returncode == 0
+    assert machine("start", "--run", "5000").returncode == 0
+    by_hand = {"GITHUB_RUN_ID": "", "GITHUB_RUN_ATTEMPT": ""}
+    one = machine("stop", "--run", str(RUN), "--key", "b", **by_hand)
+    assert one.stdout.count("ended ") == 1 and "-1-b:" in one.stdout
+    rest = machine("stop", "--run", str(RUN), **by_hand)
+    assert rest.stdout.count("ended ") == 1 and "-2-gpu:" in rest.stdout
+    assert len(aws.instances("us-east-2")) == 1  # the other run's
+
+
+def test_one_region_that_fails_keeps_no_other_machine(
+    machine: Callable[..., Done[str]], aws: FakeAws, github: FakeWithRunners, tmp_path: Path
+) -> None:
+    far = MACHINE.replace("candidates: [{", f"candidates: [{{type: p5.48xlarge, region: us-west-2, image: {AMI}}}, {{")
+    far = far.replace(f"image: {AMI}\n", "").replace("price: 55.04", f"price: 55.04, image: {AMI}")
+    aws.faults.append(Fault("RunInstances", "InsufficientInstanceCapacity", region="us-west-2"))
+    assert machine("start", yaml=far).returncode == 0
+    aws.faults.append(Fault("DescribeInstances", "UnauthorizedOperation", times=99, region="us-west-2"))
+    listed = machine("list", yaml=far)
+    assert listed.returncode == 3 and OWNER.name in listed.stdout and "us-west-2" in listed.stderr
+    stopped = machine("stop", yaml=far)
+    assert stopped.returncode == 3 and stopped.stdout.startswith(f"ended {OWNER.name}: ")
+    assert "could not be ended: not all regions could be asked: " in stopped.stderr
+    assert aws.instances("us-east-2") == [] and github.runners == []
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_a_machine_comes_plays_its_job_and_is_gone(
     # As on GitHub, where the job waits for the one that starts its machine.
     github.job = f"until [ -e {tmp_path}/go ]; do sleep 0.1; done"
     aws.faults.append(Fault("RunInstances", "InsufficientInstanceCapacity", market="spot"))
-    machine = lifecycle().start(owner())
+    machine = lifecycle().start(owner()).machine
     assert (machine.what, machine.where) == ("p5.48xlarge on-demand", EAST)
     (tmp_path / "go").touch()
     github.wait_for("done")
@@ -137,7 +137,7 @@ def test_a_machine_comes_plays_its_job_and_is_gone(
     scripts = {"".join(call.parameters["UserData"].split()) for call in aws.asked("RunInstances")}
     assert ADMIN not in str(aws.calls) and len(scripts) == 1
     assert not any(configuration in line or ADMIN in line for line in told)
-    assert lifecycle().stop(owner()) == []
+    assert lifecycle().stop(owner()).ended == []
 
 
 @pytest.mark.slow
@@ -145,8 +145,8 @@ def test_stop_ends_a_machine_by_its_marks(
     lifecycle: Callable[..., Lifecycle], cloud: Cloud, aws: FakeAws, github: FakeWithRunners
 ) -> None:
     github.job = None
-    machine = lifecycle().start(owner())
-    assert lifecycle().stop(owner()) == [f"{owner().name}: p5.48xlarge spot in {EAST} ({machine.id})"]
+    machine = lifecycle().start(owner()).machine
+    assert lifecycle().stop(owner()).ended == [f"{owner().name}: p5.48xlarge spot in {EAST} ({machine.id})"]
     assert aws.instances(EAST) == [] and github.runners == []
     wait_until(lambda: cloud.running[machine.id].poll() is not None)
 
@@ -159,7 +159,7 @@ def test_an_answer_that_was_lost_leaves_one_machine_even_where_aws_forgets_token
     aws.forgets = True
     aws.faults.append(Fault("RunInstances", drop="after"))
     # Both would play the one runner; the lifecycle ends the second before it waits.
-    machine = lifecycle().start(owner())
+    machine = lifecycle().start(owner()).machine
     assert [one["InstanceId"] for one in aws.instances(EAST)] == [machine.id]
     lifecycle().stop(owner())
     assert aws.instances(EAST) == []

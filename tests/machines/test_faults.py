@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import get_args
 
@@ -107,7 +107,7 @@ def left(aws: FakeAws, github: FakeWithRunners) -> list[str]:
 @pytest.mark.parametrize("spot", [True, False], ids=["spot", "no spot"])
 def test_nothing_is_left_wherever_the_start_goes_wrong(
     spot: bool, starter: Starter, network: Network, aws: FakeAws, github: FakeWithRunners,
-    record_property: pytest.RecordProperty,
+    record_property: Callable[[str, object], None],
 ) -> None:  # fmt: skip
     """With spot capacity, and without, so that the second candidate's calls come too."""
     if not spot:
@@ -139,7 +139,7 @@ def test_nothing_is_left_wherever_the_start_goes_wrong(
 @pytest.mark.parametrize("verb", ["stop", "reap"])
 def test_an_end_that_goes_wrong_is_made_good_by_the_next_one(
     verb: str, starter: Starter, network: Network, aws: FakeAws, github: FakeWithRunners,
-    record_property: pytest.RecordProperty,
+    record_property: Callable[[str, object], None],
 ) -> None:  # fmt: skip
     number = RUN
     assert starter.run("start", number) == 0

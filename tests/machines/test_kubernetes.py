@@ -42,7 +42,7 @@ def test_a_runner_comes_plays_its_job_and_nothing_is_left(
     assert "jitSecret" not in str(
         [one.body for one in cluster.asked if one.method == "POST" and "secrets" not in one.path]
     )
-    assert machines.lifecycle.stop(OWNER) == [
+    assert machines.lifecycle.stop(OWNER).ended == [
         f"{OWNER.name}: pod with 2 nvidia.com/gpu, ended in {NAMESPACE} ({OWNER.name})"
     ]
     assert cluster.settle() == [] and machines.list() == [] and github.names() == []

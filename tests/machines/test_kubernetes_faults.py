@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -56,8 +57,9 @@ CALLS = [
 @pytest.mark.parametrize(("method", "path"), CALLS)
 @pytest.mark.parametrize("how", ["before", "after", "403"])
 def test_whatever_call_fails_nothing_is_left_after_reap(
-    method: str, path: str, how: str, machines: Machines, cluster: FakeCluster, github: FakeWithRunners
-) -> None:
+    method: str, path: str, how: str, machines: Machines, cluster: FakeCluster, github: FakeWithRunners,
+    record_property: Callable[[str, object], None],
+) -> None:  # fmt: skip
     """The call fails for as long as the start tries, so that what it takes back may fail too."""
     fault = Fault(method, path, times=99, **({"status": int(how)} if how.isdigit() else {"drop": how}))
     cluster.faults.append(fault)
@@ -70,7 +72,9 @@ def test_whatever_call_fails_nothing_is_left_after_reap(
     github.over.add((OWNER.run_id, OWNER.attempt))
     reaped = machines.lifecycle.reap(SERVER, REPOSITORY)
     assert reaped.failed == []
-    assert cluster.settle() == [] and machines.list() == []
+    left = [*cluster.settle(), *machines.list()]
+    record_property("faults", f"kubernetes, {method} {path} {how}: 1 run, {len(left)} leaks")
+    assert left == []
 
 
 @pytest.mark.parametrize("moment", ["without a place", "before the Secret"])

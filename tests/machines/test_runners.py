@@ -13,6 +13,7 @@ from ..github.fake import REPOSITORY, Fault
 from .fake import ADMIN, ORGANIZATION, FakeWithRunners
 
 NAME = "symmem-0123abcd-4711-1-gpu"
+LABEL = f"{NAME}-0f1e"
 
 
 @pytest.fixture(params=[None, ORGANIZATION], ids=["repository", "organization"])
@@ -20,13 +21,13 @@ def runners(request: pytest.FixtureRequest, github: FakeWithRunners) -> Runners:
     return Runners(Client(github.url, Token(ADMIN), clock=QuickClock()), REPOSITORY, request.param)
 
 
-def test_a_runner_is_known_by_its_name_as_its_one_label_and_gone_when_forgotten(
+def test_a_runner_is_known_by_its_name_with_one_label_and_gone_when_forgotten(
     runners: Runners, github: FakeWithRunners
 ) -> None:
-    token = runners.register(NAME)
+    token = runners.register(NAME, LABEL)
     assert token.value == github.configuration(NAME) and token.value not in repr(token)
     (runner,) = github.runners
-    assert [label["name"] for label in runner["labels"]] == [NAME]
+    assert [label["name"] for label in runner["labels"]] == [LABEL]
     found = runners.find(NAME)
     assert found is not None and (found.name, found.status) == (NAME, "offline")
     runners.forget(NAME)
@@ -35,9 +36,9 @@ def test_a_runner_is_known_by_its_name_as_its_one_label_and_gone_when_forgotten(
 
 
 def test_a_name_that_is_taken_is_given_to_the_new_runner(runners: Runners, github: FakeWithRunners) -> None:
-    runners.register(NAME)
+    runners.register(NAME, LABEL)
     before = github.runners[0]["id"]
-    runners.register(NAME)
+    runners.register(NAME, LABEL)
     assert [one["name"] for one in github.runners] == [NAME] and github.runners[0]["id"] != before
 
 
@@ -46,7 +47,7 @@ def test_a_registration_whose_answer_was_lost_leaves_one_runner(
     drop: str, runners: Runners, github: FakeWithRunners
 ) -> None:
     github.faults.append(Fault("POST", "generate-jitconfig", drop=drop))
-    runners.register(NAME)
+    runners.register(NAME, LABEL)
     assert github.names() == [NAME]
 
 
@@ -62,14 +63,14 @@ def test_runners_are_found_on_any_page_and_by_the_beginning_of_their_names(
 
 
 def _register(runners: Runners, github: FakeWithRunners) -> dict[str, object]:
-    runners.register(NAME)
+    runners.register(NAME, LABEL)
     return github.runners.pop()
 
 
 def test_a_token_that_may_not_is_told(github: FakeWithRunners) -> None:
     other = Runners(Client(github.url, Token("ghs_x"), clock=QuickClock()), REPOSITORY)
     with pytest.raises(ApiError, match="403: Resource not accessible"):
-        other.register(NAME)
+        other.register(NAME, LABEL)
 
 
 def test_an_attempt_is_over_when_it_ended_or_a_later_one_began(runners: Runners, github: FakeWithRunners) -> None:

@@ -45,7 +45,7 @@ def test_a_machine_is_a_job_with_gpus_for_one_job_and_its_secrets_are_nowhere(
         f"touch {seen}; until [ -e {tmp_path}/go ]; do sleep 0.1; done"
     )
     provider = bench.provider(Candidate(gres="gpu:h100:2", nodes=2, cpus=4, price=3.5), shell=shell)
-    machine = bench.with_provider(provider).start(owner())
+    machine = bench.with_provider(provider).start(owner()).machine
     wait_until(seen.exists)
     assert (machine.what, machine.where, machine.price) == ("gpu:h100:2 on 2 nodes", "gpu", 3.5)
     (listed,) = bench.listed()
@@ -87,7 +87,7 @@ def test_no_capacity_is_told_with_slurms_reason_and_leaves_nothing(bench: Bench,
 
 def test_the_next_candidate_is_tried_where_the_first_has_nothing_free(bench: Bench) -> None:
     text = bench.yaml("{gpus: 1, partition: drained}", "{gpus: 2, partition: closed}", "{gres: gpu:h100:1}")
-    machine = bench.of(text).start(owner())
+    machine = bench.of(text).start(owner()).machine
     assert machine.what == "gpu:h100:1" and machine.price is None
     assert "Required partition not available" in bench.told[0] and "PartitionDown" in "".join(bench.told)
     bench.of(text).stop(owner())
@@ -132,13 +132,13 @@ def test_stop_ends_a_job_that_ignores_sigterm_and_may_be_called_again(bench: Ben
     github.job = "trap '' TERM; mkdir -m 500 locked; while :; do sleep 1; done"
     lifecycle = bench.of(bench.yaml("{gpus: 1}"))
     before = set(bench.cluster.processes())
-    machine = lifecycle.start(owner())
+    machine = lifecycle.start(owner()).machine
     github.wait_for("busy")
     assert set(bench.cluster.processes()) - before
     github.runners[0]["busy"] = False  # GitHub knows within minutes; it is not what is tested here
-    (ended,) = lifecycle.stop(owner())
+    (ended,) = lifecycle.stop(owner()).ended
     assert ended == f"{NAME}: gpu:1, running in gpu ({machine.id})"
-    assert bench.is_clean() and lifecycle.stop(owner()) == []
+    assert bench.is_clean() and lifecycle.stop(owner()).ended == []
     bench.provider().stop(machine)
     wait_until(lambda: set(bench.cluster.processes()) <= before)
 
@@ -172,7 +172,7 @@ def test_a_job_that_nobody_registers_a_runner_for_ends_itself(bench: Bench, monk
 @pytest.mark.slow
 def test_the_time_limit_of_slurm_is_told(bench: Bench) -> None:
     lifecycle = bench.of(bench.yaml("{gpus: 1}"))
-    machine = lifecycle.start(owner())
+    machine = lifecycle.start(owner()).machine
     bench.cluster.run(["scontrol", "update", f"JobId={machine.id}", "EndTime=now"])
     bench.cluster.wait_until("TIMEOUT", machine.id, 240)
     assert "TIMEOUT: its time limit was over" in bench.provider().journal(machine)
@@ -183,7 +183,7 @@ def test_the_time_limit_of_slurm_is_told(bench: Bench) -> None:
 
 def test_stop_of_a_twin_leaves_the_other_its_folder(bench: Bench) -> None:
     lifecycle = bench.of(bench.yaml("{gpus: 1}"))
-    machine = lifecycle.start(owner())
+    machine = lifecycle.start(owner()).machine
     bench.cluster.run(["sbatch", f"--job-name={NAME}", "--output=/dev/null"], stdin="#!/bin/sh\nexec sleep 1000\n")
     (twin,) = [one for one in bench.listed() if one.id != machine.id]
     bench.provider().stop(twin)
@@ -236,7 +236,7 @@ def test_a_price_above_the_limit_or_unknown_is_refused_before_anything_starts(
         bench.of(bench.yaml("{gpus: 1}", "{gpus: 2, price: 7}", limits=limits)).start(owner())
     assert github.asked == [] and bench.cluster.jobs() == []
     text = bench.yaml("{gpus: 2, price: 7}", "{gpus: 1, price: 4.5}", limits=limits)
-    assert bench.of(text).start(owner()).price == 4.5
+    assert bench.of(text).start(owner()).machine.price == 4.5
     assert bench.listed()[0].price == 4.5
     bench.of(text).stop(owner())
     assert bench.is_clean()

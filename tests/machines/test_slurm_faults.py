@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,12 @@ def bench(cluster: Cluster, github: FakeWithRunners, tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("way", WAYS)
 def test_after_a_starter_that_broke_at_any_call_reap_leaves_nothing(
-    way: str, bench: Bench, github: FakeWithRunners, job: dict[str, str], project: Path
+    way: str,
+    bench: Bench,
+    github: FakeWithRunners,
+    job: dict[str, str],
+    project: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     text = bench.yaml("{gpus: 1}")
     lifecycle = bench.of(text)
@@ -78,11 +84,13 @@ def test_after_a_starter_that_broke_at_any_call_reap_leaves_nothing(
             )  # fmt: skip
         for run, starter in starters.items():
             said = starter.communicate(timeout=240)[1].decode()
-            assert starter.returncode == (-signal.SIGKILL if way.startswith("killed") else 3), said
+            # Where the cluster is lost once the machine is there, only its runner has still to be waited for.
+            late = "its runner has to come now" in said
+            assert starter.returncode == (-signal.SIGKILL if way.startswith("killed") else 0 if late else 3), said
             assert "Traceback" not in said
             github.over.add((run, 1))
         assert lifecycle.reap(SERVER, REPOSITORY).failed == []
         runs += len(starters)
         leaks += not bench.is_clean()
-    print(f"{way}: {runs} starters broken, {leaks} leaks")
+    record_property("faults", f"slurm, {way}: {runs} starters broken, {leaks} leaks")
     assert (runs, leaks) == (len(STEPS), 0)

@@ -17,13 +17,14 @@ from ..github.fake import REPOSITORY
 from ..machines import aws as amazon
 from ..machines.aws import FakeAws, Fault
 from ..machines.fake import ADMIN, FakeWithRunners
-from .acting import FELL_BACK, PATH, SYMMETRIC, Ended, Repository, copy_project, examples
+from .acting import FELL_BACK, PATH, SYMMETRIC, Ended, Repository, copy_project, examples, warm
 from .conftest import Payload
 from .fake_issues import FakeWithIssues
 from .test_examples import put
 
 moto_server, aws = amazon.moto_server, amazon.aws
 MACHINE, REAPER = (f".github/workflows/{name}.yml" for name in ("symmem-machine", "symmem-reaper"))
+LABEL = "symmem-label-of-the-test"
 OWNER = Owner(server="github.com", repository=REPOSITORY, run_id=50, attempt=1, key="gpu")
 REGION = "us-east-1"
 pytestmark = [pytest.mark.needs_program("git"), pytest.mark.slow]
@@ -46,7 +47,25 @@ def fake() -> Iterator[Everything]:
     assert made.violations == []
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
+def action(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The action as a release has it, but for the label's random part: act is told which labels this machine has."""
+    folder = copy_project(tmp_path_factory.mktemp("action"))
+    file = folder / "runner" / "machines" / "lifecycle.py"
+    text = file.read_text(encoding="utf-8")
+    random = 'f"{name}-{secrets.token_hex(8)}"'
+    assert text.count(random) == 1
+    file.write_text(text.replace(random, f'"{LABEL}"'), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def packages(action: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A script that gives a job the action's packages."""
+    return warm(action, tmp_path_factory.mktemp("packages"))
+
+
+@pytest.fixture(scope="module")
 def with_boto3(action: Path, packages: Path) -> None:
     """The packages that EC2 needs, beside those that all jobs have."""
     code = "import pathlib, sys; sys.path.insert(0, sys.argv[1]); import action_start as start\n"
@@ -70,7 +89,7 @@ def acts(repository: Repository, aws: FakeAws, fake: Everything, with_boto3: Non
         file.write_text(text.replace("ami-0123456789abcdef0", amazon.AMI))
         return repository.act(
             event, path, payload(event), "--secret", f"SYMMEM_CHECK_RUNNER_TOKEN={ADMIN}",
-            f"--platform={OWNER.name}=-self-hosted", AWS_ENDPOINT_URL=aws.url, AWS_EC2_METADATA_DISABLED="true",
+            f"--platform={LABEL}=-self-hosted", AWS_ENDPOINT_URL=aws.url, AWS_EC2_METADATA_DISABLED="true",
         )  # fmt: skip
 
     return run

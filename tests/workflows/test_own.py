@@ -74,7 +74,7 @@ def test_the_reusable_workflow_asks_no_caller_for_a_right_that_only_some_machine
     assert with_secrets == {"start", "stop"}
     for name in with_secrets:  # whose code runs there is this project's alone
         steps = workflow["jobs"][name]["steps"]
-        assert [step["uses"].partition("@")[0] for step in steps] == [
+        assert [step["uses"].partition("@")[0] for step in steps if "uses" in step] == [
             "aws-actions/configure-aws-credentials", "org/symmem-check",
         ]  # fmt: skip
 
@@ -93,6 +93,7 @@ def test_the_reusable_workflow_has_the_actions_inputs() -> None:
         "machine-key",
         "allow-no-capacity",
         "environment",
+        "start-environment",
         "aws-role",
         "aws-region",
     }
@@ -146,6 +147,7 @@ def test_the_canarys_issues_are_told_of_all_its_rows(name: str) -> None:
         ("cancelled", "", "skipped", "", 1, "the start of the machine was cancelled"),
         ("failure", "no-capacity", "skipped", "", 1, "there was no capacity"),
         ("failure", "", "success", "pass", 1, "no machine could be started"),
+        ("cancelled", "", "success", "pass", 1, "the start of the machine was cancelled"),
     ],
 )
 def test_the_gate_holds_for_a_pass_alone(
@@ -172,19 +174,19 @@ def gate(**environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("machine", "runs_on", "started", "told"),
+    ("machine", "runs_on", "started", "label", "told"),
     [
-        ("false", "gpu", "", ""),
-        ("true", "", "2", ""),
-        ("true", "", "1", "the machine of attempt 1 is gone, and this is attempt 2: re-run all jobs"),
-        ("true", "gpu", "2", "runs-on and machine can't go together"),
-        ("false", "", "", "neither runs-on nor machine is given"),
+        ("false", "gpu", "", "", ""),
+        ("true", "", "2", "symmem-1", ""),
+        ("true", "", "1", "symmem-1", "the machine of attempt 1 is gone, and this is attempt 2: re-run all jobs"),
+        ("true", "", "2", "", "the job start told no label, so this is not its machine"),
+        ("false", "", "", "", "neither runs-on nor machine is given"),
     ],
 )
-def test_the_check_tells_why_it_is_on_no_gpu(machine: str, runs_on: str, started: str, told: str) -> None:
+def test_the_check_tells_why_it_is_on_no_gpu(machine: str, runs_on: str, started: str, label: str, told: str) -> None:
     step = load(WORKFLOW.read_text(encoding="utf-8"))["jobs"]["check"]["steps"][0]
     environment = {"PATH": os.environ["PATH"], "GITHUB_RUN_ATTEMPT": "2"}
-    environment |= {"MACHINE": machine, "RUNS_ON": runs_on, "STARTED_IN": started}
+    environment |= {"MACHINE": machine, "RUNS_ON": runs_on, "STARTED_IN": started, "LABEL": label}
     done = subprocess.run(
         ["bash", "-e", "-c", step["run"]], env=environment, capture_output=True, text=True, check=False
     )
