@@ -23,11 +23,11 @@ import msgspec
 from .action_inputs import Inputs, read_inputs
 from .errors import SymmemCheckError, UserError
 from .github.settings import DEFAULT_KEY, GithubSettings, github_settings
+from .model import GatePhase
 from .report.annotations import Annotation, command
 from .report.text import one_line
 from .result import Result
 from .settings import RunSettings, ScriptSettings
-from .suite import GatePhase
 
 INPUTS, BASELINE, PROBLEM = "inputs.json", "baseline.json", "problem.txt"
 STATE = "SYMMEM_CHECK_STATE"

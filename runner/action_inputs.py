@@ -18,10 +18,10 @@ from .errors import UserError
 from .github.settings import DEFAULT_ARTIFACT, DEFAULT_KEY
 from .machines.arguments import DEFAULT_KEY as DEFAULT_MACHINE_KEY
 from .machines.arguments import key as machine_key
+from .model import GatePhase
 from .plan import LauncherName
 from .result import Gate
 from .settings import DEFAULT_OUT, outcomes, percentage, positive
-from .suite import GatePhase
 
 PREFIX = "SYMMEM_CHECK_INPUT_"
 Mode = Literal["check", "report", "start", "stop", "reap"]

@@ -6,8 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from .model import Coverage, Kind, Phase
-from .suite import GatePhase
+from .model import Coverage, GatePhase, Kind, Phase
 
 Change = Literal["regressed", "improved", "changed", "unmeasured", "new", "removed"]
 CHANGES: tuple[Change, ...] = ("regressed", "unmeasured", "removed", "changed", "new", "improved")

@@ -38,6 +38,10 @@ Mechanism = Literal[
 PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer", "unknown")
 
 
+Expectation = Literal["symmetric", "fallback", "any"]
+GatePhase = Literal["forward", "backward", "optimizer"]
+
+
 class Collective(msgspec.Struct, frozen=True, kw_only=True):
     """One collective call as the GPU ran it: a kernel, or the copy engine's rows of one call.
 

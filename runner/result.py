@@ -13,11 +13,10 @@ import msgspec
 from .comparison import Comparison
 from .errors import UserError
 from .findings import Cause, Certainty, KernelSeen
-from .model import Collective, Coverage, Kind
+from .model import Collective, Coverage, Expectation, GatePhase, Kind
 from .plan import LauncherName
 from .runfolder import Buffer, Ended, PoolRecord, Values
 from .script_result import ScriptResult
-from .suite import Expectation, GatePhase
 
 __all__ = [
     "FAILING", "RESULT_SCHEMA", "CaseResult", "Cause", "Certainty", "Environment", "Gate", "KernelSeen",

@@ -10,9 +10,9 @@ from typing import cast, get_args
 import msgspec
 
 from .errors import UserError
+from .model import GatePhase
 from .plan import LauncherName
 from .result import Gate, Outcome
-from .suite import GatePhase
 
 DEFAULT_OUT = Path("symmem-check-out")
 SCRIPT_STEPS = 3

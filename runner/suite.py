@@ -15,13 +15,10 @@ import msgspec
 
 from .errors import UserError
 from .launch import checks_folder
-from .model import Kind
+from .model import Expectation, GatePhase, Kind
 from .plan import DEFAULT_CONFIGURATION, Case, Configuration, Plan
 from .versions import within
 from .yaml_file import did_you_mean, quoted
-
-Expectation = Literal["symmetric", "fallback", "any"]
-GatePhase = Literal["forward", "backward", "optimizer"]
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,8 +8,8 @@ from typing import cast, get_args
 
 import msgspec
 
-from .model import Kind
-from .suite import Expectation, GatePhase, Known
+from .model import Expectation, GatePhase, Kind
+from .suite import Known
 from .versions import parse_bound
 from .yaml_file import Value
 

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import msgspec
 
@@ -25,6 +25,7 @@ TRACE_ENDINGS = (".json", ".json.gz")
 
 # Of a TraceFile, in the order printed: what else it holds may change.
 _FILE_KEYS = ("file", "rank", "world_size", "salvaged", "one_rank_calls", "barrier_calls", "collectives")
+_AT_ONCE = 1000
 
 
 class FileError(msgspec.Struct, frozen=True):
@@ -140,11 +141,21 @@ def _in_folder(folder: Path) -> list[_Found]:
 
 def write_json(traces: Traces, out: TextIO = sys.stdout) -> None:
     """Print the one object of `classify --format json`; its shape is a contract with programs."""
-    document = {
-        "schema": CLASSIFY_SCHEMA,
-        "files": [{name: getattr(file, name) for name in _FILE_KEYS} for file in traces.files],
-        "errors": traces.errors,
-        "coverage": traces.coverage,
-    }
-    # ASCII, so that neither the terminal's encoding nor a file name that is no UTF-8 can break it.
-    out.write(inert_json(json.dumps(msgspec.to_builtins(document), separators=(",", ":"))) + "\n")
+    out.write(f'{{"schema":{CLASSIFY_SCHEMA},"files":[')
+    for number, file in enumerate(traces.files):
+        about = {name: getattr(file, name) for name in _FILE_KEYS if name != "collectives"}
+        out.write("," * (number > 0) + _json(about)[:-1] + ',"collectives":[')
+        # A few at a time: all of a long trace as one text would take more memory than reading it.
+        for at in range(0, len(file.collectives), _AT_ONCE):
+            out.write("," * (at > 0) + _json(file.collectives[at : at + _AT_ONCE])[1:-1])
+        out.write("]}")
+    out.write(f'],"errors":{_json(traces.errors)},"coverage":{_json(traces.coverage)}}}\n')
+
+
+def _json(value: Any) -> str:
+    """ASCII, so that neither the terminal's encoding nor a file name that is no UTF-8 can break it."""
+    try:
+        text = msgspec.json.encode(value).decode("ascii")
+    except UnicodeError:
+        text = json.dumps(msgspec.to_builtins(value), separators=(",", ":"))
+    return inert_json(text)

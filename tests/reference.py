@@ -223,16 +223,17 @@ class _Process:
             under_record = innermost is not None and innermost["name"] == "record_param_comms"
             if row["cat"] in ("gpu_memcpy", "Memcpy"):
                 if under_record and not where["graph"]:
-                    copies.setdefault(id(innermost), (innermost, where, stack, []))[3].append(row)
+                    copies.setdefault(id(innermost), (innermost, []))[1].append((row, where, stack))
                 continue
             if under_record and not where["graph"]:
                 claimed.add(id(innermost))
             collective = self.from_kernel(row, where, stack, innermost)
             if collective is not None:
                 found.append(collective)
-        for key, (record, where, stack, rows) in copies.items():
+        for key, (record, copied) in copies.items():
             if key not in claimed:
-                found += self.from_copies(record, where, stack, rows)
+                _, where, stack = min(copied, key=lambda one: one[0]["start"])
+                found += self.from_copies(record, where, stack, [row for row, _, _ in copied])
         return found
 
     def from_kernel(self, row, where, stack, innermost):

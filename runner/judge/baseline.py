@@ -7,9 +7,8 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from ..comparison import CHANGES, Change, Changed, ChangedExpectation, Comparison, Difference, PerStep
-from ..model import Coverage, Kind, Phase
+from ..model import Coverage, GatePhase, Kind, Phase
 from ..result import Outcome
-from ..suite import GatePhase
 
 
 class Key(NamedTuple):

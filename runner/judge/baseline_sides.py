@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from ..model import PHASES, Collective
+from ..model import PHASES, Collective, GatePhase
 from ..result import CaseResult, Environment, PhaseResult, Result
-from ..suite import GatePhase
 from ..watch import NOT_RUN
 from .baseline import Counts, Entry, Key, Side
 from .coverage import GATE_PHASES, coverage

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ..model import PHASES, Amount, Collective, Coverage, Kind, Phase
-from ..suite import GatePhase
+from ..model import PHASES, Amount, Collective, Coverage, GatePhase, Kind, Phase
 
 # The only collectives NCCL has symmetric kernels for, in every version up to 2.32:
 # https://github.com/NVIDIA/nccl/blob/v2.30.7-1/src/device/symmetric/generate.py

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..model import Collective, Coverage, Kind
+from ..model import Collective, Coverage, Expectation, GatePhase, Kind
 from ..nccl_log import LogFacts
 from ..result import Cause, Environment, KernelSeen, KnownProblem, Outcome, PhaseResult
 from ..runfolder import Buffer, PoolRecord
-from ..suite import Expectation, GatePhase, Known, SuiteCase
+from ..suite import Known, SuiteCase
 from .cause import Evidence, find_cause
 from .coverage import GATE_PHASES, coverage, group_of
 

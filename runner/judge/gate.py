@@ -9,10 +9,9 @@ import msgspec
 
 from ..comparison import Comparison, Difference
 from ..errors import UserError
-from ..model import Coverage
+from ..model import Coverage, GatePhase
 from ..result import CaseResult, Gate, Outcome, PhaseResult, Result, Verdict
 from ..script_result import subject_of, with_article
-from ..suite import GatePhase
 from .baseline import compare
 from .baseline_sides import side_of_result, why_not_comparable
 from .coverage import GATE_PHASES, coverage

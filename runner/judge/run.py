@@ -11,11 +11,11 @@ import msgspec
 from .. import __version__
 from ..errors import UserError
 from ..launch import checks_folder
-from ..model import Collective, Coverage
+from ..model import Collective, Coverage, GatePhase
 from ..plan import DEFAULT_CONFIGURATION, Case, Plan
 from ..result import CaseResult, Environment, Result, StartResult, SuiteName, Verdict
 from ..runfolder import Lost, RankEnvironment, Record, RunFolder, Values
-from ..suite import GatePhase, Suite, SuiteCase
+from ..suite import Suite, SuiteCase
 from ..trace.collectives import read_collectives
 from ..watch import NOT_RUN
 from .bandwidth import bandwidth_rows

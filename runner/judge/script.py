@@ -12,13 +12,12 @@ import msgspec
 from .. import __version__
 from ..errors import UserError
 from ..findings import Cause
-from ..model import PHASES, Collective, Coverage
+from ..model import PHASES, Collective, Coverage, GatePhase
 from ..nccl_log import LogFacts
 from ..plan import Case
 from ..result import Environment, Result, StartResult, SuiteName, Verdict
 from ..runfolder import Buffer, End, PoolRecord, Record, RunFolder, read_json
 from ..script_result import Fallen, ScriptResult, ScriptRow
-from ..suite import GatePhase
 from ..trace.collectives import read_collectives
 from .coverage import GATE_PHASES, coverage, group_of
 from .expectation import kernels_seen

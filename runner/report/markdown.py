@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..model import Coverage
+from ..model import Coverage, GatePhase
 from ..result import FAILING, CaseResult, KernelSeen, PhaseResult, Result
-from ..suite import GatePhase
 from . import comparison, limits, script, words
 from .text import Markdown, code, fence, issue_link, markdown
 

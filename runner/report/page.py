@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..comparison import CHANGES, Change, Difference
 from ..errors import UserError
 from ..judge.bandwidth import conclusion, size_name
-from ..model import Amount, Coverage
+from ..model import Amount, Coverage, GatePhase
 from ..result import CaseResult, Outcome, PhaseResult, Result
-from ..suite import GatePhase
 from . import script, words
 from .page_timeline import timeline
 from .text import cut, is_issue_url, issue_name, one_line

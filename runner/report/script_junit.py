@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..judge.gate import below_minimum, ratio
+from ..model import GatePhase
 from ..result import Result
 from ..script_result import Fallen, ScriptResult
-from ..suite import GatePhase
 from . import words
 from .script import causes
 from .text import one_line

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TextIO
 
+from ..model import GatePhase
 from ..result import FAILING, CaseResult, Result
-from ..suite import GatePhase
 from . import words
 from .collectives import print_collectives_table, write_collectives_csv
 from .columns import columns, console_for

@@ -7,9 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..model import Coverage
+from ..model import Coverage, GatePhase
 from ..result import CaseResult, KernelSeen, Outcome, PhaseResult, Result
-from ..suite import GatePhase
 
 GATE_PHASES: tuple[GatePhase, ...] = ("forward", "backward", "optimizer")
 WORST_FIRST: tuple[Outcome, ...] = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from ..model import Kind
@@ -62,6 +63,7 @@ class Facts(NamedTuple):
     group_size: int | None
 
 
+@lru_cache(maxsize=1024)
 def kind_of_word(word: str | None) -> Kind | None:
     """The kind that one name tells ("_allgather_base", "nccl:all_reduce"), or None ("nccl:coalesced")."""
     if word is None:
@@ -82,21 +84,24 @@ def counts_as_call(args: CommArgs) -> bool:
 
 def facts(own: CommArgs, call: CommArgs | None) -> Facts:
     """What is known of the data: each field from the kernel's own arguments, else from its call."""
-    sources = [own] if call is None else [own, call]
-
-    def first(name: str) -> object:
-        return next((value for source in sources if (value := getattr(source, name)) is not None), None)
-
-    spelled = first("dtype")
+    if call is None:
+        call = own
+    spelled = own.dtype if own.dtype is not None else call.dtype
     dtype, size = None, None
-    if isinstance(spelled, str):
+    if spelled is not None:
         dtype, size = _BY_ANY_SPELLING.get(spelled.removeprefix("c10::").lower(), (None, None))
-    counts = [first("in_elements"), first("out_elements")]
-    elements = [count for count in counts if isinstance(count, int) and 0 <= count < _TOO_MANY]
-    group, group_size = first("group"), first("group_size")
+    elements_in = _sane(own.in_elements if own.in_elements is not None else call.in_elements)
+    elements_out = _sane(own.out_elements if own.out_elements is not None else call.out_elements)
+    total = None
+    if size is not None and elements_in is not None and elements_out is not None:
+        total = max(elements_in, elements_out) * size
     return Facts(
         dtype,
-        max(elements) * size if size is not None and len(elements) == len(counts) else None,
-        group if isinstance(group, str) else None,
-        group_size if isinstance(group_size, int) and 0 <= group_size < _TOO_MANY else None,
+        total,
+        own.group if own.group is not None else call.group,
+        _sane(own.group_size if own.group_size is not None else call.group_size),
     )
+
+
+def _sane(count: int | None) -> int | None:
+    return count if count is not None and 0 <= count < _TOO_MANY else None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from sys import intern
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,6 +20,7 @@ from .calls import COPY_ENGINE_KINDS, Facts, facts, is_barrier_word, kind_of_wor
 from .coalesced import Coalesced
 from .events import CommArgs, Id, Kernel, external_id
 from .frames import Frame
+from .halves import read_events
 from .join import Join, Place, stacks_of
 from .order import ops_come_first
 from .phase import PhaseRules
@@ -45,15 +49,30 @@ class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
     nccl_built: str | None
 
 
-def read_collectives(path: Path, *, block: int = BLOCK) -> TraceFile:
+def read_collectives(path: Path, *, block: int = BLOCK, halves: bool = False) -> TraceFile:
     """Read one trace. Raises UserError with file, place and mend where it can't be read.
 
-    Memory does not grow with the file, but with its launches and calls.
+    Memory does not grow with the file, but with its launches and calls. With `halves` a plain file is read by two
+    processes at once, on two cores; the answer is the same.
     """
-    reader = TraceReader(path, block=block)
-    store = Store()
-    for batch in reader.batches():
-        store.add(batch)
+    with _without_collector():
+        return _read(path, block=block, halves=halves)
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """Many rows are kept, none in a cycle: the collector would look through them again and again, for nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _read(path: Path, *, block: int, halves: bool) -> TraceFile:
+    reader, store = read_events(path, block=block, halves=halves)
     join = Join(store)
     rows = _Rows(store, join)
     if not store.ordered:
@@ -168,15 +187,16 @@ class _Builder:
 
     def collectives(self, rank: int | None) -> Iterator[Collective]:
         """Yield the collectives, kernels first; afterwards `barriers` is complete."""
+        rows = [(row, self._stack(row)) for row in self._rows.kernels]
         sharing = Counter(
-            self._window_key(row) for row in self._rows.kernels if row.kernel or self._unknown_kernel(row)
+            _window_key(row, stack) for row, stack in rows if row.kernel or self._unknown_kernel(row, stack)
         )
         with_kernel: set[int] = set()
-        for row in self._rows.kernels:
-            call = self._innermost_call(row)
+        for row, stack in rows:
+            call = _innermost_call(row, stack)
             if call is not None:
                 with_kernel.add(call.call)
-            found = self._from_kernel(rank, row, sharing[self._window_key(row)])
+            found = self._from_kernel(rank, row, stack, sharing[_window_key(row, stack)])
             if found is not None:
                 yield found
         yield from self._from_copies(rank, with_kernel)
@@ -189,25 +209,17 @@ class _Builder:
     def _stack(self, row: _Row) -> tuple[Frame, ...]:
         return () if row.place is None else self._stacks[id(row.place.thread)][row.place.time]
 
-    def _innermost_op(self, row: _Row) -> Frame | None:
-        return next((frame for frame in reversed(self._stack(row)) if frame.flags & frames.IS_OP), None)
-
-    def _innermost_call(self, row: _Row) -> Frame | None:
-        """The `record_param_comms` that is the launch's innermost op, if it is."""
-        op = self._innermost_op(row)
-        return op if op is not None and op.flags & frames.COMM and not (row.place and row.place.graph) else None
-
     # ---- kernels ---------------------------------------------------------------------------------------------------
 
-    def _from_kernel(self, rank: int | None, row: _Row, sharing: int) -> Collective | None:
+    def _from_kernel(self, rank: int | None, row: _Row, around: tuple[Frame, ...], sharing: int) -> Collective | None:
         # A replayed graph has one launch for all its kernels: what stands around it describes none of them.
         graph = row.place is not None and row.place.graph
-        stack = () if graph else self._stack(row)
+        stack = () if graph else around
         call = self._nearest_call(stack)
-        window = next((frame for frame in reversed(stack) if frame.flags & frames.NCCL), None)
+        window = _innermost(stack, frames.NCCL)
         window_name = self._store.names[window.name] if window is not None else None
         words = (row.args.collective, call.collective if call is not None else None, window_name)
-        known = row.kernel or self._unknown_kernel(row)
+        known = row.kernel or self._unknown_kernel(row, around)
         if known is None:
             return None
         if any(map(is_barrier_word, words)):
@@ -225,13 +237,13 @@ class _Builder:
         kind, kind_from = _kind(words, known)
         evidence = (f"{known.mechanism} by its name ({known.row})" if row.kernel else known.row, kind_from, shared)
         return self._collective(
-            rank, row, known.mechanism, known.symmetric, kind, about, evidence,
+            rank, row, around, known.mechanism, known.symmetric, kind, about, evidence,
             multicast=known.multicast, algorithm=known.algorithm, kernel=row.name, calls=calls,
         )  # fmt: skip
 
-    def _unknown_kernel(self, row: _Row) -> kernels.Kernel | None:
+    def _unknown_kernel(self, row: _Row, stack: tuple[Frame, ...]) -> kernels.Kernel | None:
         """A kernel that no row of the catalogue knows is a collective only directly below a call."""
-        op = self._innermost_op(row)
+        op = _innermost(stack, frames.IS_OP)
         if op is None or not op.flags & frames.CALL:
             return None
         return kernels.Kernel(
@@ -241,24 +253,15 @@ class _Builder:
         )  # fmt: skip
 
     def _nearest_call(self, stack: tuple[Frame, ...]) -> CommArgs | None:
-        for frame in reversed(stack):
-            if frame.flags & frames.COMM:
-                return self._store.calls[frame.call].args
-        return None
-
-    def _window_key(self, row: _Row) -> tuple[int, float] | None:
-        """Names the coalescing window of a launch, for kernels that share one."""
-        for frame in reversed(self._stack(row)):
-            if frame.flags & frames.COALESCED and row.place is not None and not row.place.graph:
-                return id(row.place.thread), frame.start
-        return None
+        frame = _innermost(stack, frames.COMM)
+        return None if frame is None else self._store.calls[frame.call].args
 
     # ---- the copy engine ---------------------------------------------------------------------------------------------
 
     def _from_copies(self, rank: int | None, with_kernel: set[int]) -> Iterator[Collective]:
         rows_of: dict[int, list[_Row]] = {}
         for row in self._rows.copies:
-            call = self._innermost_call(row)
+            call = _innermost_call(row, self._stack(row))
             if call is not None and call.call not in with_kernel:
                 rows_of.setdefault(call.call, []).append(row)
         for call_number, rows in rows_of.items():
@@ -272,24 +275,46 @@ class _Builder:
             whole = rows[0]._replace(duration=round(end - rows[0].start, 3))
             copies = "1 copy" if len(rows) == 1 else f"{len(rows)} copies"
             yield self._collective(
-                rank, whole, "nccl-copy-engine", True, kind, about,
+                rank, whole, self._stack(whole), "nccl-copy-engine", True, kind, about,
                 (f"{copies} and no kernel below record_param_comms: the copy engine did it", None, None),
                 multicast=None, algorithm=None, kernel=None, calls=1,
             )  # fmt: skip
 
     def _collective(
-        self, rank: int | None, row: _Row, mechanism: Mechanism, symmetric: bool | None, kind: Kind, about: Facts,
-        evidence: tuple[str | None, ...], **fields: Any,
+        self, rank: int | None, row: _Row, stack: tuple[Frame, ...], mechanism: Mechanism, symmetric: bool | None,
+        kind: Kind, about: Facts, evidence: tuple[str | None, ...], **fields: Any,
     ) -> Collective:  # fmt: skip
-        phase, reason = self._phases.phase(row.place, self._stack(row))
+        phase, reason = self._phases.phase(row.place, stack)
         step = self._phases.step(row.place)
         by_id = "launch found by External id" if row.place is not None and row.place.by_external_id else None
         return Collective(
             rank=rank, step=None if step is None else step.number, phase=phase, kind=kind, mechanism=mechanism,
             symmetric=symmetric, dtype=about.dtype, bytes=about.bytes, group=about.group, group_size=about.group_size,
             start=row.start, duration=row.duration,
-            why="; ".join(part for part in (f"{phase}: {reason}", by_id, *evidence) if part), **fields,
+            why=intern("; ".join(part for part in (f"{phase}: {reason}", by_id, *evidence) if part)), **fields,
         )  # fmt: skip
+
+
+def _innermost(stack: tuple[Frame, ...], flags: int) -> Frame | None:
+    """The innermost row that has any of `flags`."""
+    for frame in reversed(stack):
+        if frame.flags & flags:
+            return frame
+    return None
+
+
+def _innermost_call(row: _Row, stack: tuple[Frame, ...]) -> Frame | None:
+    """The `record_param_comms` that is the launch's innermost op, if it is."""
+    op = _innermost(stack, frames.IS_OP)
+    return op if op is not None and op.flags & frames.COMM and not (row.place and row.place.graph) else None
+
+
+def _window_key(row: _Row, stack: tuple[Frame, ...]) -> tuple[int, float] | None:
+    """Names the coalescing window of a launch, for kernels that share one."""
+    if row.place is None or row.place.graph:
+        return None
+    frame = _innermost(stack, frames.COALESCED)
+    return None if frame is None else (id(row.place.thread), frame.start)
 
 
 def _kind(words: tuple[str | None, ...], known: kernels.Kernel) -> tuple[Kind, str | None]:

@@ -20,6 +20,10 @@ class Damage:
     breaks_off: bool = False
     """The file breaks off between two events: whether any are gone can't be told."""
 
+    @property
+    def any(self) -> bool:
+        return bool(self.lost_events or self.notes)
+
     def lose(self, place: int, count: int = 1) -> None:
         self.lost_events += count
         self.events_missing = True

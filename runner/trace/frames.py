@@ -146,16 +146,13 @@ class Frames:
         """For each time, the rows that hold it, outermost first. One pass; the rows must be sorted."""
         found: dict[float, tuple[Frame, ...]] = {}
         open_rows: list[Frame] = []
-        row, count = 0, len(self)
+        starts, ends, row, count = self.starts, self.ends, 0, len(self)
         for time in sorted(set(times)):
-            while row < count and self.starts[row] <= time:
-                frame = self.frame(row)
-                while open_rows and open_rows[-1].end < frame.start:
-                    open_rows.pop()
-                if frame.end >= time:
-                    open_rows.append(frame)
-                row += 1
             # Rows of one thread nest, but for asynchronous windows; so a finished one may lie below an open one.
             open_rows = [frame for frame in open_rows if frame.end >= time]
+            while row < count and starts[row] <= time:
+                if ends[row] >= time:
+                    open_rows.append(self.frame(row))
+                row += 1
             found[time] = tuple(open_rows)
         return found

@@ -6,13 +6,15 @@ Why not the thread: autograd runs backward on the calling thread for CPU graphs,
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from array import array
+from bisect import bisect_left, bisect_right
+from itertools import compress
 from typing import NamedTuple
 
 from ..model import Phase
 from . import frames
 from .events import Id
-from .frames import Frame
+from .frames import Frame, Frames
 from .join import Place
 from .store import Store
 
@@ -108,26 +110,33 @@ _WINDOW_PHASES: tuple[tuple[int, Phase], ...] = (
 
 
 def _steps(store: Store) -> dict[Id, list[Step]]:
-    """Each process's steps in order of time."""
+    """Each process's steps in order of time. The threads' rows must be sorted."""
     windows: dict[Id, list[tuple[float, float, int]]] = {}
-    backward: dict[Id, list[tuple[float, float]]] = {}
+    backward: dict[Id, list[_Backward]] = {}
     for thread in store.threads.values():
-        for frame in thread.frames.with_flags(frames.STEP | frames.EVALUATE):
-            if frame.flags & frames.EVALUATE:
-                backward.setdefault(thread.pid, []).append((frame.start, frame.end))
-                continue
+        backward.setdefault(thread.pid, []).append(_Backward(thread.frames))
+        for frame in thread.frames.with_flags(frames.STEP):
             number = store.names[frame.name].removeprefix("ProfilerStep#")
             if number.isascii() and number.isdigit():
                 windows.setdefault(thread.pid, []).append((frame.start, frame.end, int(number[:18])))
-    return {pid: _with_backward(sorted(rows), sorted(backward.get(pid, []))) for pid, rows in windows.items()}
+    return {
+        pid: [Step(number, start, end, _last_end(backward[pid], start, end)) for start, end, number in sorted(rows)]
+        for pid, rows in windows.items()
+    }
 
 
-def _with_backward(windows: list[tuple[float, float, int]], backward: list[tuple[float, float]]) -> list[Step]:
-    steps = []
-    for start, end, number in windows:
-        low = bisect_right(backward, start, key=lambda frame: frame[0])
-        low -= low > 0 and backward[low - 1][0] == start
-        high = bisect_right(backward, end, key=lambda frame: frame[0])
-        ends = [frame_end for frame_start, frame_end in backward[low:high] if frame_start < end]
-        steps.append(Step(number, start, end, max(ends, default=None)))
-    return steps
+class _Backward:
+    """When the backward frames of one thread begin and end, as columns: a long trace has very many."""
+
+    def __init__(self, rows: Frames) -> None:
+        found = [flags & frames.EVALUATE for flags in rows.flags]
+        self._starts = array("d", compress(rows.starts, found))
+        self._ends = array("d", compress(rows.ends, found))
+
+    def ends(self, start: float, end: float) -> array[float]:
+        """The ends of those that begin from `start` on and before `end`."""
+        return self._ends[bisect_left(self._starts, start) : bisect_left(self._starts, end)]
+
+
+def _last_end(backward: list[_Backward], start: float, end: float) -> float | None:
+    return max((frame_end for thread in backward for frame_end in thread.ends(start, end)), default=None)

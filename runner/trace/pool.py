@@ -1,23 +1,20 @@
 """Several trace files read side by side: one process a file, as many at once as there are cores.
 
 A file has a process to itself, so that what ends the process (a crash, the kernel's out-of-memory killer) costs that
-file alone, and is told as its error.
+file alone, and is told as its error. A large file that is alone is read in two processes (halves.py).
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import signal
-import threading
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from ..errors import UserError
 from .collectives import TraceFile, read_collectives
 from .source import GZIP_MAGIC
+from .worker import Worker, cores
 
 Outcome = TraceFile | UserError
 
@@ -28,21 +25,18 @@ _GZIP_RATIO = 12  # Kineto's traces pack to a twelfth or less
 
 def read_all(paths: Sequence[Path]) -> list[Outcome]:
     """Read the traces: each one's content or error, in the order given."""
-    cores = min(_cores(), len(paths))
-    if cores < 2 or sum(map(_text_size, paths)) < WORTH_A_PROCESS:
+    if cores() < 2 or sum(map(_text_size, paths)) < WORTH_A_PROCESS:
         return [_read(path) for path in paths]
-    return _side_by_side(paths, cores)
+    if len(paths) == 1:
+        return [_read(paths[0], halves=True)]
+    return _side_by_side(paths)
 
 
-def _read(path: Path) -> Outcome:
+def _read(path: Path, *, halves: bool = False) -> Outcome:
     try:
-        return read_collectives(path)
+        return read_collectives(path, halves=halves)
     except UserError as error:
         return error
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _text_size(path: Path) -> int:
@@ -57,57 +51,41 @@ def _text_size(path: Path) -> int:
         return 0
 
 
-def _side_by_side(paths: Sequence[Path], cores: int) -> list[Outcome]:
+def _side_by_side(paths: Sequence[Path]) -> list[Outcome]:
     waiting = sorted(range(len(paths)), key=lambda number: _text_size(paths[number]))
-    running: dict[Connection, tuple[int, BaseProcess]] = {}
+    running: dict[Connection, tuple[int, Worker]] = {}
     outcomes: dict[int, Outcome] = {}
     try:
         while waiting or running:
-            while waiting and len(running) < cores:
+            while waiting and len(running) < cores():
                 number = waiting.pop()  # the largest of them, so that none is left alone to the end
-                end, process = _start(paths[number])
-                running[end] = number, process
+                worker = Worker(_read_and_send, paths[number])
+                running[worker.receiving] = number, worker
             ready = wait(list(running))
             for end in [end for end in running if end in ready]:
-                number, process = running[end]
-                outcomes[number] = _outcome(end, process, paths[number])
-                del running[end]
+                number, worker = running.pop(end)
+                outcomes[number] = _outcome(worker, paths[number])
     finally:
-        for end, (_, process) in running.items():
-            process.kill()
-            process.join()
-            end.close()
+        for _, worker in running.values():
+            worker.kill()
     return [outcomes[number] for number in range(len(paths))]
 
 
-def _start(path: Path) -> tuple[Connection, BaseProcess]:
-    # A fork starts at once, but copies the locks that other threads hold.
-    context = multiprocessing.get_context("fork" if threading.active_count() == 1 else "spawn")
-    receiving, sending = context.Pipe(duplex=False)
-    process: BaseProcess = context.Process(target=_read_and_send, args=(path, sending), daemon=True)  # type: ignore[attr-defined]
-    process.start()
-    sending.close()
-    return receiving, process
-
-
 def _read_and_send(path: Path, sending: Connection) -> None:
-    # The parent's handlers are not for this process: it has nothing to clean up.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sending.send(_read(path))
 
 
-def _outcome(end: Connection, process: BaseProcess, path: Path) -> Outcome:
+def _outcome(worker: Worker, path: Path) -> Outcome:
     """What the process sent; an error where it ended without."""
     outcome: Outcome | None = None
+    status: int | None = None
     try:
-        outcome = end.recv()
+        outcome = worker.receiving.recv()
     except (EOFError, OSError):
         pass
     finally:
-        end.close()
-        process.join()
-    return UserError(f"{path}: {_why(process.exitcode)}") if outcome is None else outcome
+        status = worker.join()
+    return UserError(f"{path}: {_why(status)}") if outcome is None else outcome
 
 
 def _why(status: int | None) -> str:

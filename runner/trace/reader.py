@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -41,6 +41,32 @@ class NotATrace(UserError):
     """The file is whole, but something else: an object without `traceEvents`."""
 
 
+class Cut(NamedTuple):
+    """A comma between two events, and what a reader that begins behind it must know of the text before.
+
+    `comma` is its place in the text, `border` the text around such commas, `members` what the file said of itself;
+    `bare` where the file is a list without an object around it.
+    """
+
+    comma: int
+    border: bytes
+    members: dict[str, Any]
+    bare: bool
+
+
+class SecondReader(Protocol):
+    """Reads a later part of the file while the first is being read."""
+
+    def begin(self, border: bytes, members: dict[str, Any], *, bare: bool) -> int | None:
+        """Begin at some comma far behind (`Cut`); return its place, or None where there is no reason to."""
+
+    def has_read(self) -> dict[str, Any] | None:
+        """Take over what was read from there; return the file's members in it, or None where it is not to be used.
+
+        Called when the events before the comma are read, all of them, and it is proven to stand between two.
+        """
+
+
 class TraceReader:
     """Reads one file. Iterate `batches()` once; then `members` and `damage` are complete.
 
@@ -50,12 +76,16 @@ class TraceReader:
     Raises UserError with file, place and mend when there is nothing to read.
     """
 
-    def __init__(self, path: Path, *, block: int = BLOCK) -> None:
+    def __init__(self, path: Path, *, block: int = BLOCK, second: SecondReader | None = None) -> None:
         self.path = path
         self.damage = Damage()
         self.members: dict[str, Any] = {}
         self.block = block
         self._border: bytes | None = None
+        self._bare = False
+        self._second = second
+        self._second_begun = False
+        self._second_has_read = False
 
     def batches(self) -> Iterator[list[Any]]:
         """Yield lists of events in the file's order; rows of no interest are structs of other types."""
@@ -73,10 +103,26 @@ class TraceReader:
                     f"begins with {{ or [, this with {shown!r}"
                 )
             window.start += 1
-            yield from self._bare_list(window) if first == _OPENING else self._object(window)
-            if source.cut_short:
-                self.damage.note(source.cut_short, events_missing=True)
+            self._bare = first == _OPENING
+            if not self._bare:
+                self._to_first_events(window)
+            yield from self._to_the_end(window)
         self._refuse_unreadable()
+
+    def batches_from(self, cut: Cut) -> Iterator[list[Any]]:
+        """As `batches`, for the events behind a cut; `members` are those of the whole file all the same."""
+        self._border, self._bare, self.members = cut.border, cut.bare, dict(cut.members)
+        with Source(self.path) as source:
+            window = Window(source, self.block)
+            window.restart(cut.comma + 1)
+            yield from self._to_the_end(window)
+
+    def _to_the_end(self, window: Window) -> Iterator[list[Any]]:
+        yield from self._list(window)
+        if not self._second_has_read:
+            self._after_events(window)
+        if window.source.cut_short:
+            self.damage.note(window.source.cut_short, events_missing=True)
 
     def salvaged(self) -> str | None:
         """What was lost, in one line, or None."""
@@ -113,24 +159,24 @@ class TraceReader:
                 return False
             window.fill(BLOCK)
 
-    def _object(self, window: Window) -> Iterator[list[Any]]:
-        frame = Frame(window)
-        self._to_first_events(frame, window)
-        self.members = dict(frame.members)
-        yield from self._list(window)
-        try:
-            if frame.next_events():
-                raise UserError(f"{self.path}: has traceEvents twice; keep one of them")
-        except FrameError:  # behind the events nothing of need follows
-            frame.ended = True
-        self.members = frame.members
-        if not frame.ended:
-            self.damage.note(NO_CLOSING)
+    def _after_events(self, window: Window) -> None:
+        """Step through what follows the list of events."""
+        if not self._bare:
+            frame = Frame(window)
+            try:
+                if frame.next_events():
+                    raise UserError(f"{self.path}: has traceEvents twice; keep one of them")
+            except FrameError:  # behind the events nothing of need follows
+                frame.ended = True
+            self.members |= frame.members
+            if not frame.ended:
+                self.damage.note(NO_CLOSING)
         self._note_more_text(window)
 
-    def _to_first_events(self, frame: Frame, window: Window) -> None:
+    def _to_first_events(self, window: Window) -> None:
         """Step to the list of events, in text that is not valid JSON by its key. Raises UserError without one."""
-        place = ""
+        frame, place = Frame(window), ""
+        self.members = frame.members
         try:
             if frame.next_events():
                 return
@@ -153,15 +199,16 @@ class TraceReader:
 
     # ---- the list of events ------------------------------------------------------------------------------------
 
-    def _bare_list(self, window: Window) -> Iterator[list[Any]]:
-        yield from self._list(window)
-        self._note_more_text(window)
-
     def _list(self, window: Window) -> Iterator[list[Any]]:
         """Yield the events up to the list's end; the window then begins behind its `]`."""
         size = self.block
         while True:
             window.fill(size)
+            if window.at_limit:
+                yield from self._to_limit(window)
+                if self._second_has_read:
+                    return
+                continue
             if self._skip_python(window):
                 continue
             events, found = self._block_of_events(window)
@@ -171,7 +218,10 @@ class TraceReader:
                 self.damage.read_events += len(events)
                 yield events
             if found == "end":
+                window.limit = None
                 return
+            if found == "cut" and self._border is not None and not self._second_begun:
+                self._begin_second(window, self._border)
             if found == "more":
                 if window.exhausted:
                     yield from self._rest(window)
@@ -184,6 +234,33 @@ class TraceReader:
                 size = min(2 * len(window), EVENT_LIMIT)
             else:
                 size = self.block
+
+    def _begin_second(self, window: Window, border: bytes) -> None:
+        """Now that the look of borders is known, another reader can begin at one far behind."""
+        self._second_begun = True
+        if self._second is None or not window.source.plain:
+            return
+        comma = self._second.begin(border, self.members, bare=self._bare)
+        if comma is not None and comma >= window.offset(window.end):
+            window.limit = comma + 1
+
+    def _to_limit(self, window: Window) -> Iterator[list[Any]]:
+        """Yield the events up to where the other reader began, and take over what it read, where that is proven right.
+
+        Where it began inside an event, or something is damaged, this reader reads on as if there were no other.
+        """
+        window.limit = None
+        try:
+            events = self._decode(window, window.end - 1) if len(window) else []
+        except msgspec.DecodeError:
+            return
+        window.start = window.end
+        self.damage.read_events += len(events)
+        yield events
+        members = None if self._second is None or self.damage.any else self._second.has_read()
+        if members is not None:
+            self.members |= members
+            self._second_has_read = True
 
     def _skip_python(self, window: Window) -> bool:
         """Step over the block up to its last border where all of it is Python frames: half of a trace with stacks."""

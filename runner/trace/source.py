@@ -93,11 +93,16 @@ class Source:
             self._file.seek(0)
         return head
 
-    def rewind(self) -> None:
-        """Go back to the first byte."""
+    @property
+    def plain(self) -> bool:
+        """Whether the file is the text itself, so that reading may begin anywhere."""
+        return len(self._opened) == 1
+
+    def go_to(self, place: int) -> None:
+        """Read on from a place in the text, in bytes from its beginning."""
         self.cut_short = None
         with self._note_broken_gzip():
-            self._file.seek(0)
+            self._file.seek(place)
 
     def readinto(self, view: memoryview) -> int:
         """Fill `view` with the next bytes and return how many; 0 at the end or where the data broke."""

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from operator import gt
+from sys import intern
 from typing import Any
 
 from .. import kernels
@@ -37,7 +40,8 @@ class Thread:
         self.launch_times = array("d")
         self.launch_correlations = array("q")
         self.graph_launches: set[int] = set()  # the rows of those that replay a CUDA graph
-        self._launch_order: list[int] | None = None
+        self._launch_order: array[int] | range | None = None
+        self.first: tuple[float, float] | None = None  # the first row's start and duration, in the order of the file
         # Where the reading stands: the newest row's start, and how far the open frames of two sorts reach.
         self.newest = float("-inf")
         self.newest_dur = 0.0
@@ -45,13 +49,22 @@ class Thread:
         self.call_end = float("-inf")
         self.frames_end = float("-inf")  # the later of the two
 
-    def launches_between(self, start: float, end: float) -> list[int]:
+    def is_followed_by(self, start: float, duration: float) -> bool:
+        """Whether a row, read after all the others, keeps the order: by start, the longer first."""
+        return start > self.newest or (start == self.newest and duration <= self.newest_dur)
+
+    def launches_between(self, start: float, end: float) -> Sequence[int]:
         """The rows of the launches in a stretch of time, ends included."""
-        if self._launch_order is None or len(self._launch_order) != len(self.launch_times):
-            self._launch_order = sorted(range(len(self.launch_times)), key=self.launch_times.__getitem__)
-        low = bisect_left(self._launch_order, start, key=self.launch_times.__getitem__)
-        high = bisect_right(self._launch_order, end, key=self.launch_times.__getitem__)
-        return self._launch_order[low:high]
+        times = self.launch_times
+        if self._launch_order is None or len(self._launch_order) != len(times):
+            self._launch_order = range(len(times))
+            if any(map(gt, times, islice(times, 1, None))):
+                self._launch_order = array("q", sorted(self._launch_order, key=times.__getitem__))
+        order = self._launch_order
+        if isinstance(order, range):
+            return order[bisect_left(times, start) : bisect_right(times, end)]
+        low = bisect_left(order, start, key=times.__getitem__)
+        return order[low : bisect_right(order, end, key=times.__getitem__)]
 
 
 _NO_THREAD = Thread(float("nan"), float("nan"))  # type: ignore[arg-type]  # like no id
@@ -86,6 +99,15 @@ class GpuRows:
         self.names.append(name)
         # Interned ints and strings: a list of references costs 8 bytes a row.
         self.pids.append(row.pid)
+
+    def extend(self, rows: GpuRows, numbers: Sequence[int]) -> None:
+        """Append rows whose names were numbered otherwise: `numbers` has theirs."""
+        self.starts += rows.starts
+        self.durations += rows.durations
+        self.correlations += rows.correlations
+        self.externals += rows.externals
+        self.names.extend(numbers[name] for name in rows.names)
+        self.pids += rows.pids
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -127,6 +149,10 @@ class Store:
             Memcpy: self._copy, NoTime: self._no_time, ThreadName: self._thread_name,
         }  # fmt: skip
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What `merge.extend` takes of a store that another process filled: all but the caches."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
     def add(self, batch: Iterable[Any]) -> None:
         """Take one batch of the reader's events; their undecoded arguments need not live longer.
 
@@ -143,6 +169,7 @@ class Store:
             if thread.tid != row.tid or thread.pid != row.pid:
                 thread = self.thread(row.pid, row.tid)
                 thread.has_ops = True
+                thread.first = thread.first or (row.ts, row.dur)
             start, duration = row.ts, row.dur
             if start <= thread.newest and (start < thread.newest or duration > thread.newest_dur):
                 self.ordered = False
@@ -205,12 +232,14 @@ class Store:
 
     def _call(self, row: Op) -> int:
         args = events.comm_args(row.args)
+        _intern(args)
         coalesced = args.collective is not None and "coalesced" in args.collective
         self.calls.append(Call(args, events.input_tensors(row.args) if coalesced else 1))
         return len(self.calls) - 1
 
     def _annotation(self, row: Annotation) -> None:
         thread = self.thread(row.pid, row.tid)
+        thread.first = thread.first or (row.ts, row.dur)
         flags = _cached(self._annotation_flags, row.name, frames.flags_of_annotation)
         if row.ts <= thread.newest and (row.ts < thread.newest or row.dur > thread.newest_dur):
             self.ordered = False
@@ -262,6 +291,8 @@ class Store:
         if isinstance(found, int):
             self.other_kernels.append(row, found)
         elif found.collective:
+            row.name = intern(row.name)
+            _intern(row.args)
             self.collective_kernels.append((row, found))
 
     def _known_or_number(self, name: str) -> kernels.Kernel | int:
@@ -297,6 +328,13 @@ class PlainOps:
                 continue
             flags = frames.IS_OP | frames.INNER | (frames.FORWARD_OP if is_forward_op(row) else 0)
             self._store.threads[row.pid, row.tid].frames.append(row.ts, end, flags, self._store.number_of(row.name))
+
+
+def _intern(args: CommArgs) -> None:
+    """Keep each of a call's words once: they are few, calls are many."""
+    args.collective = None if args.collective is None else intern(args.collective)
+    args.dtype = None if args.dtype is None else intern(args.dtype)
+    args.group = None if args.group is None else intern(args.group)
 
 
 def is_forward_op(row: Op) -> bool:

@@ -10,28 +10,34 @@ class Window:
 
     One byte before `start` always exists, so that a decoder can be given a bracket there without a copy.
     Memory is the block that was asked for, or the longest event, whichever is larger.
+    `limit`, while it is set, is a place in the file's text behind which nothing is read.
     """
 
     def __init__(self, source: Source, size: int) -> None:
         self.source = source
+        self.limit: int | None = None
         self._size = size
         self.buffer = bytearray(size + 2)
-        self._begin()
+        self._begin(0)
 
-    def _begin(self) -> None:
+    def _begin(self, offset: int) -> None:
         self.start = 1
         self.end = 1
         self.exhausted = False
-        self._offset = 0
+        self._offset = offset
 
     def __len__(self) -> int:
         return self.end - self.start
 
-    def restart(self) -> None:
-        """Go back to the beginning of the file."""
-        self.source.rewind()
-        self._begin()
+    def restart(self, offset: int = 0) -> None:
+        """Begin anew at a place in the file's text; other than 0 in a plain file only."""
+        self.source.go_to(offset)
+        self._begin(offset)
         self.fill(self._size)
+
+    @property
+    def at_limit(self) -> bool:
+        return self.limit is not None and self.offset(self.end) >= self.limit
 
     def offset(self, position: int) -> int:
         """Return the place in the file's text, in bytes from its beginning, of a position in the buffer."""
@@ -49,8 +55,11 @@ class Window:
         self.buffer[1 : 1 + len(unread)] = unread
         self.start, self.end = 1, 1 + len(unread)
         with memoryview(self.buffer) as view:
-            while len(self) < size:
-                count = self.source.readinto(view[self.end : size + 1])
+            while len(self) < size and not self.at_limit:
+                stop = size + 1
+                if self.limit is not None:
+                    stop = min(stop, self.end + self.limit - self.offset(self.end))
+                count = self.source.readinto(view[self.end : stop])
                 if not count:
                     self.exhausted = True
                     break

@@ -5,18 +5,21 @@
 
 Each round runs every program once on every file, so that a disturbance of the machine meets all of them. What is told
 is the median of the rounds: wall time, CPU time (user and system; the steadier of the two where the machine has other
-work), the highest peak memory, and both times as multiples of symmem-check's.
+work), the highest peak memory, and both times as multiples of symmem-check's. Of a program in several processes the
+CPU times are added, and the peaks of those that live at one time, pages that they share counted in each.
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import os
 import platform
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,14 +55,49 @@ def run(command: Sequence[str], environment: dict[str, str]) -> Cost:
             command, cwd=PROJECT, env=os.environ | environment, stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=words,
         )  # fmt: skip
-        _, status, used = os.wait4(process.pid, 0)
+        with _Watch(process.pid) as watch:
+            _, status, used = os.wait4(process.pid, 0)
         wall = time.perf_counter() - begin
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
             words.seek(0)
             said = words.read().decode(errors="replace").strip().splitlines()[-1:]
             raise RuntimeError(f"exit status {process.returncode}: {' '.join(said)}")
-    return Cost(wall, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
+    return Cost(wall, used.ru_utime + used.ru_stime, max(used.ru_maxrss, watch.peak) / 1024)
+
+
+class _Watch:
+    """Looks at a process and its children until it is told to stop; `peak` is then the most that they held, in KiB."""
+
+    def __init__(self, pid: int) -> None:
+        self.peak = 0
+        self._pid = pid
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def _look(self) -> None:
+        while not self._over.wait(0.01):
+            try:
+                children = Path(f"/proc/{self._pid}/task/{self._pid}/children").read_text().split()
+            except OSError:
+                continue
+            self.peak = max(self.peak, sum(map(_peak_so_far, [str(self._pid), *children])))
+
+    def __enter__(self) -> _Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def _peak_so_far(pid: str) -> int:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:  # it has ended meanwhile
+        return 0
+    return next((int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")), 0)
 
 
 def measure(trace: Trace, chosen: Sequence[Program], rounds: int) -> dict[str, list[Cost] | str]:
@@ -127,6 +165,24 @@ def _make(path: Path, size: float, *, stacks: bool) -> None:
     unfinished.rename(path)
 
 
+def side_by_side(trace: Trace, ranks: int, rounds: int) -> str:
+    """What many files of one size take at once, as a line: each is `trace` under another name."""
+    folder = trace.path.with_name(f"{ranks}-ranks-{trace.path.name}")
+    folder.mkdir(exist_ok=True)
+    for rank in range(ranks):
+        path = folder / f"rank{rank}{''.join(trace.path.suffixes)}"
+        if not path.exists():
+            path.hardlink_to(trace.path)
+    ours = programs.programs(trace.path, None, None)[0]
+    costs = [run(ours.command(folder), ours.environment) for _ in range(rounds)]
+    wall = statistics.median(cost.wall for cost in costs)
+    used = statistics.median(cost.cpu / cost.wall for cost in costs)
+    return (
+        f"{ranks} × {trace.path.name} at once: {wall:.3f} s, {used:.2f} cores used of {len(os.sched_getaffinity(0))}, "
+        f"{max(cost.peak for cost in costs):.0f} MiB in all\n"
+    )
+
+
 def machine() -> str:
     told = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = next((line.split(":", 1)[1].strip() for line in told if "model name" in line), platform.machine())
@@ -141,17 +197,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="times each program is run (default: 5)")
     parser.add_argument("--peers", metavar="PYTHON", help="a Python that has the other programs (README.md)")
     parser.add_argument("--tracelens", metavar="DIR", type=Path, help="a checkout of TraceLens; its needs are in PEERS")
+    parser.add_argument("--ranks", type=int, default=8, help="read so many files at once, too (default: 8; 0: don't)")
     parser.add_argument("--only", nargs="+", metavar="WORD", help="only the programs whose name has one of the words")
     parsed = parser.parse_args()
     parsed.folder = parsed.folder.resolve()
     parsed.folder.mkdir(parents=True, exist_ok=True)
     print(f"{machine()}; {programs.versions(parsed.peers)}\n")
+    # As pip does with what it installs; the variable PYTHONDONTWRITEBYTECODE would have it done at each start.
+    compileall.compile_dir(PROJECT / "runner", quiet=1)
     for trace in make(parsed.folder, parsed.megabytes):
         peers = parsed.peers if trace.megabytes * 1e6 <= PEERS_UP_TO else None
         chosen = programs.programs(trace.path, peers, parsed.tracelens if peers else None)
         if parsed.only:
             chosen = [one for one in chosen if one.name == OURS or any(word in one.name for word in parsed.only)]
         print(table(trace, measure(trace, chosen, parsed.rounds)), flush=True)
+        if parsed.ranks and trace.path.suffix == ".gz" and trace.megabytes * 1e6 <= PEERS_UP_TO:
+            print(side_by_side(trace, parsed.ranks, parsed.rounds), flush=True)
 
 
 if __name__ == "__main__":

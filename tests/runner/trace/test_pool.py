@@ -50,11 +50,13 @@ def test_the_same_as_one_by_one(paths, threads, always_processes):
         assert told(pool.read_all(paths)) == wanted
     finally:
         done.set()
+        for other in others:
+            other.join()
     assert [type(outcome) for outcome in wanted].count(TraceFile) == 3
 
 
 @needs_two_cores
-def test_each_file_has_a_process_of_its_own(always_processes, monkeypatch):
+def test_each_file_has_a_process_of_its_own(always_processes, forked, monkeypatch):
     monkeypatch.setattr(pool, "_read", lambda path: UserError(str(os.getpid())))
     processes = [str(outcome) for outcome in pool.read_all(TRACES * 3)]
     assert len({*processes, str(os.getpid())}) == 7
@@ -64,7 +66,7 @@ def test_each_file_has_a_process_of_its_own(always_processes, monkeypatch):
 def test_small_files_and_one_core_stay_in_this_process(cores, monkeypatch):
     if cores == 1:
         monkeypatch.setattr(pool, "WORTH_A_PROCESS", 1)
-        monkeypatch.setattr(pool, "_cores", lambda: 1)
+        monkeypatch.setattr(pool, "cores", lambda: 1)
     monkeypatch.setattr(pool, "_read", lambda path: UserError(str(os.getpid())))
     assert {str(outcome) for outcome in pool.read_all(TRACES)} == {str(os.getpid())}
 
@@ -79,7 +81,7 @@ def test_small_files_and_one_core_stay_in_this_process(cores, monkeypatch):
     ],
     ids=["killed", "terminated", "ended"],
 )
-def test_a_process_that_dies_costs_its_file_alone(end, why, always_processes, monkeypatch):
+def test_a_process_that_dies_costs_its_file_alone(end, why, always_processes, forked, monkeypatch):
     monkeypatch.setattr(pool, "_read", lambda path: end() if path == BASE else read_collectives(path))
     first, broken, last = pool.read_all([TRACES[0], BASE, TRACES[1]])
     assert [first, last] == [read_collectives(path) for path in TRACES]

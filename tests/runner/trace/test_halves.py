@@ -1,0 +1,252 @@
+"""One file read by two processes: the same answer wherever it is cut, whatever is in it, and whoever dies."""
+
+from __future__ import annotations
+
+import functools
+import json
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.errors import UserError
+from runner.trace import halves, pool
+from runner.trace.collectives import read_collectives
+from tests import reference
+from tests.runner.trace.random_traces import Maker
+from tests.runner.trace.support import DATA, base
+from tests.runner.trace.test_against_reference import LAYOUTS
+from tests.runner.trace.test_malformed import FILES
+
+TRACE = DATA / "traces" / "h200" / "w2_whole_step_r0.json.gz"
+
+
+class Same:
+    """A worker without a process, and a list in the place of its pipe; what it sends is pickled all the same."""
+
+    def __init__(self, work: Any, *given: Any) -> None:
+        self.work = functools.partial(work, *given)
+        self.receiving = self
+        self.sent: list[bytes] = []
+
+    def poll(self, timeout: float) -> bool:
+        self.work(self)
+        return True
+
+    def send(self, value: Any) -> None:
+        self.sent.append(pickle.dumps(value))
+
+    def recv(self) -> Any:
+        if not self.sent:
+            raise EOFError
+        return pickle.loads(self.sent.pop(0))
+
+    def kill(self) -> None:
+        pass
+
+
+@pytest.fixture
+def taken(monkeypatch) -> Counter[bool]:
+    """How often the second half was taken over, and how often it was refused."""
+    counted: Counter[bool] = Counter()
+    has_read = halves.SecondHalf.has_read
+
+    def counting(self: halves.SecondHalf) -> dict[str, Any] | None:
+        members = has_read(self)
+        counted[members is not None] += 1
+        return members
+
+    monkeypatch.setattr(halves.SecondHalf, "has_read", counting)
+    return counted
+
+
+def told(path: Path, **options: Any) -> Any:
+    try:
+        return read_collectives(path, **options)
+    except UserError as error:
+        return type(error), str(error)
+
+
+def steps(count: int) -> dict[str, Any]:
+    """The small base trace, step after step."""
+    trace = base()
+    rows = []
+    for number in range(count):
+        for row in base()["traceEvents"]:
+            args = {key: value for key, value in row.get("args", {}).items() if key != "External id"}
+            if "correlation" in args:
+                args["correlation"] += 100 * number
+            rows.append(row | {"ts": row["ts"] + 1000 * number, "args": args})
+    return trace | {"traceEvents": rows}
+
+
+def cut_at(monkeypatch, comma: int) -> None:
+    monkeypatch.setattr(halves, "Worker", Same)
+    monkeypatch.setattr(halves, "_comma_near_middle", lambda path, border: comma)
+
+
+def commas(data: bytes) -> list[int]:
+    return [place for place, byte in enumerate(data) if byte == ord(",")]
+
+
+@pytest.mark.parametrize("layout", ["compact", "default", "indent 1", "bare list", "events first"])
+def test_the_same_wherever_it_is_cut(layout, tmp_path, monkeypatch, taken):
+    """At every comma of the text: between events, inside them, inside strings, and before and behind the list."""
+    trace = steps(4)
+    trace["traceEvents"][30]["args"] = {"text": "a}, {,},\n  {,],"}
+    trace["traceEvents"][40]["args"] = {"list": [{"a": [{"ph": "X"}, {"ph": "X"}]}, {"b": 1}, {}]}
+    data = LAYOUTS[layout](trace, random.Random(1))
+    path = tmp_path / "trace.json"
+    path.write_text(data)
+    wanted = told(path)
+    for comma in commas(path.read_bytes()):
+        cut_at(monkeypatch, comma)
+        assert told(path, block=256, halves=True) == wanted
+    assert taken[True] > 10
+    assert taken[False]
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_random_traces_cut_anywhere(part, tmp_path, monkeypatch, taken):
+    rng = random.Random(part)
+    for seed in range(part, 160, 4):
+        path = tmp_path / f"{seed}.json"
+        path.write_text(json.dumps(Maker(seed).trace(), indent=seed % 3 or None))
+        wanted = told(path)
+        data = path.read_bytes()
+        borders = [place for place in commas(data) if data[place - 1 : place] == b"}"]
+        for comma in rng.sample(borders, min(12, len(borders))):
+            cut_at(monkeypatch, comma)
+            assert told(path, block=rng.choice((64, 333)), halves=True) == wanted
+    assert taken[True] > 30
+    assert taken[False] > 10
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name[:2])
+def test_broken_files_cut_anywhere(path, tmp_path, monkeypatch):
+    wanted = told(path, block=256)
+    for comma in commas(path.read_bytes())[::7]:
+        cut_at(monkeypatch, comma)
+        assert told(path, block=256, halves=True) == wanted
+
+
+@pytest.mark.parametrize("where", [0.3, 0.7])
+@pytest.mark.parametrize("damage", ["cut off", "a hole", "a bare word", "the list twice", "more text"])
+def test_damage_in_one_half(damage, where, tmp_path, monkeypatch, taken):
+    trace = reference.read(TRACE)
+    text = json.dumps(trace, indent=1)
+    borders = [place for place in commas(text.encode()) if text[place - 1 : place + 5] == "},\n  {"]
+    comma, place = borders[len(borders) // 2], borders[int(where * len(borders))]
+    text = {
+        "cut off": text[: place + 40],
+        "a hole": text[: place + 40] + "\0" * 999 + text[place + 1039 :],
+        "a bare word": text[: place + 1] + text[place + 1 :].replace('"dur": ', '"dur": nan, "x": ', 1),
+        "the list twice": text.rstrip()[:-1] + ', "traceEvents": []}',
+        "more text": text + "x",
+    }[damage]
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+    cut_at(monkeypatch, comma)
+    assert told(path, halves=True, block=4096) == told(path, block=4096)
+    # A bare word is mended, so nothing is lost.
+    assert damage == "a bare word" or not taken[True]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_cut_inside_a_node_of_backward(late, tmp_path, monkeypatch, taken):
+    """A forward op run again lies behind the cut: only who saw the node begin knows what it is.
+
+    With `late` it comes behind rows that began after it: then the order is seen to be unusual, and it is looked for.
+    """
+    trace = steps(4)
+    rows = trace["traceEvents"]
+    call = max(number for number, row in enumerate(rows) if row["name"] == "c10d::_reduce_scatter_base_")
+    args = {"Sequence number": 5, "Fwd thread id": 0}
+    again = rows[call] | {"name": "again", "ts": rows[call]["ts"] - 1, "dur": 80.0, "args": args}
+    # In Kineto's order: the ops of a thread by start, before what they launched.
+    rows.append(again)
+    rows.sort(key=lambda row: (row["cat"] not in ("cpu_op", "user_annotation"), row["tid"], row["ts"]))
+    if late:
+        rows.remove(again)
+        rows.insert(rows.index(next(row for row in rows if row["cat"] == "cuda_runtime")), again)
+    path = tmp_path / "trace.json"
+    text = json.dumps(trace, indent=1)
+    path.write_text(text)
+    wanted = told(path)
+    assert Counter(row.phase for row in wanted.collectives) == {"forward": 4, "backward": 3, "recompute": 1}
+    cut_at(monkeypatch, text.rindex("},", 0, text.index('"again"')) + 1)
+    assert told(path, block=256, halves=True) == wanted
+    assert taken == {late: 1}
+
+
+def as_plain(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(reference.read(TRACE), indent=1))
+    return path
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_two_processes(threads, tmp_path, taken):
+    """With other threads about, the process is started anew instead of forked."""
+    path = as_plain(tmp_path)
+    done = threading.Event()
+    others = [threading.Thread(target=done.wait) for _ in range(threads - 1)]
+    for other in others:
+        other.start()
+    try:
+        assert told(path, block=4096, halves=True) == told(path)
+    finally:
+        done.set()
+        for other in others:
+            other.join()
+    assert taken == {True: 1}
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda: os.kill(os.getpid(), signal.SIGKILL),
+        lambda: os.kill(os.getpid(), signal.SIGSTOP),
+        lambda: os._exit(0),
+        lambda: time.sleep(600),
+    ],
+    ids=["killed", "stopped", "ended", "hanging"],
+)
+def test_a_process_that_fails_is_done_without(end, tmp_path, forked, monkeypatch, taken):
+    path = as_plain(tmp_path)
+    monkeypatch.setattr(halves, "_read_and_send", lambda *_: end())
+    monkeypatch.setattr(halves, "_PATIENCE", 0.1)
+    assert told(path, block=4096, halves=True) == told(path)
+    assert taken == {False: 1}
+    assert multiprocessing.active_children() == []
+
+
+def test_an_error_leaves_no_process(tmp_path, forked, monkeypatch):
+    path = as_plain(tmp_path)
+    monkeypatch.setattr(halves, "_read_and_send", lambda *_: time.sleep(600))
+    monkeypatch.setattr(halves.Store, "add", lambda *_: 1 / 0 if multiprocessing.active_children() else None)
+    with pytest.raises(ZeroDivisionError):
+        read_collectives(path, block=4096, halves=True)
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(
+    ("cores", "size", "packed", "wanted"), [(2, 1, False, 1), (1, 1, False, 0), (2, 2**40, False, 0), (2, 1, True, 0)]
+)
+def test_when_a_file_is_halved(cores, size, packed, wanted, tmp_path, monkeypatch, taken):
+    """With two cores, and a file large enough whose text can be read from its middle."""
+    monkeypatch.setattr(pool, "cores", lambda: cores)
+    monkeypatch.setattr(pool, "WORTH_A_PROCESS", size)
+    monkeypatch.setattr(pool, "read_collectives", functools.partial(read_collectives, block=4096))
+    path = TRACE if packed else as_plain(tmp_path)
+    assert pool.read_all([path]) == [read_collectives(path)]
+    assert taken.total() == wanted
