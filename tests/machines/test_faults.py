@@ -35,7 +35,7 @@ limits: {{max-hours: 1, max-price: 60, capacity-minutes: 1, register-minutes: 1}
 REGION = "us-east-1"
 FAULTS = [(what, when) for what in get_args(What) for when in get_args(When)]
 moto_server, aws = amazon.moto_server, amazon.aws
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]  # a busy machine may be ten times slower
 
 
 class Starter:

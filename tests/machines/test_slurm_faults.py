@@ -17,7 +17,7 @@ from ..slurm_cluster import GPUS, NODES, Cluster
 from .fake import FakeWithRunners
 from .slurm import SERVER, Bench, make_bench
 
-pytestmark = [pytest.mark.needs_program("sbatch"), pytest.mark.slow]
+pytestmark = [pytest.mark.needs_program("sbatch"), pytest.mark.slow, pytest.mark.timeout(1200)]
 # What a start asks of the cluster, in this order: a part of the command, and which of the calls with it is meant.
 STEPS = [("-printf", 1), ("squeue", 1), ("mkdir", 1), ("sbatch", 1), ("squeue", 2), ("mv -f", 1), ("-printf", 2)]
 WAYS = ["killed-before", "killed-after", "down-before", "down-after"]
