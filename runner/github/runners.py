@@ -72,9 +72,13 @@ class Runners:
         return next(self._listed(name), None)
 
     def forget(self, name: str) -> None:
-        """Remove the runners of a name. GitHub refuses that of one with a job (422), which is an ApiError."""
+        """Remove the runners of a name, as `remove` does."""
         for runner in self._listed(name):
-            self._client.delete(f"{self._path}/{runner.id}")
+            self.remove(runner)
+
+    def remove(self, runner: Runner) -> None:
+        """Remove a runner. GitHub refuses that of one with a job (422), which is an ApiError."""
+        self._client.delete(f"{self._path}/{runner.id}")
 
     def beginning_with(self, prefix: str) -> list[Runner]:
         """The runners whose names begin with `prefix`."""

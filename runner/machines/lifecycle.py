@@ -154,9 +154,8 @@ class Lifecycle:
                 why = self._why_over(owner, over)
                 if why is None:
                     continue
-                if not dry:
-                    self._forget(runner, failed)
-                ended.append(f"{runner.name}: the runner, since {why}")
+                if dry or self._forget(runner, failed):
+                    ended.append(f"{runner.name}: the runner, since {why}")
 
     def _why_over(self, owner: Owner, known: dict[tuple[int, int], bool]) -> str | None:
         at = (owner.run_id, owner.attempt)
@@ -180,15 +179,17 @@ class Lifecycle:
             return None
         return machine.id in {one.id for one in listed}
 
-    def _forget(self, runner: Runner, failed: list[str]) -> None:
-        """Forget a runner. One that has a job is forgotten by GitHub itself, once it misses the runner."""
-        with _noting(failed, f"the runner {runner.name}"):
-            try:
-                self._runners.forget(runner.name)
-            except ApiError as error:
-                if error.status != 422:
-                    raise
+    def _forget(self, runner: Runner, failed: list[str]) -> bool:
+        """Forget a runner; whether it was. One that has a job GitHub itself forgets, once it misses the runner."""
+        try:
+            self._runners.remove(runner)
+        except ApiError as error:
+            if error.status == 422:
                 self._tell(f"the runner {runner.name} has a job in GitHub's books; it is forgotten with it")
+            else:
+                failed.append(f"the runner {runner.name}: {one_line(str(error), 500)}")
+            return False
+        return True
 
     def _only(self, machine: Machine) -> None:
         """End what a call that was made twice, since its answer was lost, started beside `machine`."""
