@@ -60,7 +60,7 @@ def run_rank(plan_path: Path, run: Path, import_seconds: float) -> int:
         control = Control(rank, plan["ranks"], may_host=True)
         obstacle = agreed(control, obstacle)
         if obstacle is None:
-            join_ranks(plan, device)
+            environment["seconds"] |= join_ranks(plan, device)
         control.barrier("ready", START_SECONDS)
         watch = Control(rank, plan["ranks"], may_host=False)
     except Exception as error:
@@ -120,8 +120,12 @@ def choose_symm_mem_backend(plan: dict, device: torch.device) -> str | None:
     return None
 
 
-def join_ranks(plan: dict, device: torch.device) -> None:
-    """Make the process group, with its communicator up: a pool can't be registered before that."""
+def join_ranks(plan: dict, device: torch.device) -> dict[str, float]:
+    """Make the process group, with its communicator up: a pool can't be registered before that.
+
+    Returns the seconds that it took, and the profiler after it.
+    """
+    began = time.monotonic()
     # The process group's own time-out would end the process from within; the deadlines of the cases come first.
     timeout = timedelta(seconds=600 + max((case["deadline"] for case in plan["cases"]), default=0))
     if device.type == "cuda":
@@ -129,7 +133,9 @@ def join_ranks(plan: dict, device: torch.device) -> None:
         dist.init_process_group(plan["backend"], device_id=device, timeout=timeout)
     else:
         dist.init_process_group(plan["backend"], timeout=timeout)
+    joined = time.monotonic()
     start_profiler_once(device)
+    return {"process-group": round(joined - began, 3), "profiler": round(time.monotonic() - joined, 3)}
 
 
 class Session:

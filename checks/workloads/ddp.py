@@ -34,15 +34,18 @@ def ddp(case: Case, pool: Pool, *, dtype: str, size: int, buckets: str) -> None:
     expected = layers.references(case.world_size)
     with pool.around_buffer() if buckets == "built-in-pool" else contextlib.nullcontext():
         model = DistributedDataParallel(layers, bucket_cap_mb=size / 2**20)
-    kept: list[Tensor] = []
+    kept: list[tuple[Tensor, dist.Work]] = []
     if buckets == "hook":
         model.register_comm_hook((pool, kept), average_in_pool)
 
     def step() -> None:
-        # Each bucket's buffer is kept to the end of the step. If it went back to the pool as soon as its all-reduce is
-        # over, it would depend on timing which rank needs a new segment when, and registering that is collective: seen
-        # to hang on two GPUs.
+        # Each bucket's buffer is kept until the next step begins. If it went back to the pool as soon as its all-reduce
+        # is over, it would depend on timing which rank needs a new segment when, and registering that is collective:
+        # seen to hang. Until someone waits for the work, torch holds its buffers too, and its watchdog lets go of
+        # them at any time: seen to hang with four ranks.
         synchronize(case.device)
+        for _, work in kept:
+            work.wait()
         kept.clear()
         model.zero_grad()
         with pool.around_step():
@@ -62,13 +65,13 @@ def ddp(case: Case, pool: Pool, *, dtype: str, size: int, buckets: str) -> None:
         check(case, layer.weight.grad, reference)
 
 
-def average_in_pool(state: tuple[Pool, list[Tensor]], bucket: dist.GradBucket) -> Future[Tensor]:
+def average_in_pool(state: tuple[Pool, list[tuple[Tensor, dist.Work]]], bucket: dist.GradBucket) -> Future[Tensor]:
     """Reduce a bucket in a buffer of the set-up. DDP calls it on autograd's thread, and copies the result back."""
     pool, kept = state
     buffer = pool.buffer(bucket.buffer(), slot=f"bucket{bucket.index()}")
-    kept.append(buffer)
     # Divided before it is summed: NCCL has symmetric kernels for sums, but none for the average of an all-reduce.
     buffer.div_(dist.get_world_size())
     with torch.no_grad():
         work = dist.all_reduce(buffer, async_op=True)
+    kept.append((buffer, work))
     return work.get_future().then(lambda future: future.value()[0])
