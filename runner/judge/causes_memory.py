@@ -18,7 +18,7 @@ def library_memory(call: Call, evidence: Evidence) -> Found | None:
             "DDP reduces its own gradient buckets, which it registers as plain user buffers at most",
             ["the workload is DDP", *([told(needed, needed, "not in symmetric memory")] if needed else [])],
             "certain" if needed else "likely",
-            mend="give DDP a communication hook that copies each bucket into a buffer that it keeps in a symmetric pool",
+            mend="give DDP a communication hook that copies each bucket into a buffer kept in a symmetric pool",
         )
     return Found(
         "FSDP2 communicates in its own buffers, which are not symmetric memory unless it is told so",

@@ -1,4 +1,4 @@
-"""One large file read by two processes at once, each a part of its events.
+"""One large file read by two processes at once, each a part of its events; a gzipped one is unpacked by both.
 
 The other process begins at a comma in the middle that looks like one between two events. Whether it is one, only
 the reading up to there tells: the first part ends there, or it doesn't. So the other's work is taken over where that
@@ -8,6 +8,7 @@ matters is open at the cut. In every other case, and where the other process die
 
 from __future__ import annotations
 
+import contextlib
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,10 +18,14 @@ from typing import Any
 from ..errors import UserError
 from .merge import extend, fits, pieces
 from .reader import Cut, TraceReader
+from .source import Source, text_size
 from .store import Store
+from .text import Window
 from .worker import Worker
 
 _STRETCH = 2**20
+# Where the other begins, as a part of the text: it has to unpack what lies before, which is a sixth of the whole work.
+_PLAIN_SHARE, _GZIP_SHARE = 0.5, 0.54
 # No frame is open where one of these begins, unless it is nested in another.
 _NODE = b'"autograd::engine::evaluate_function'
 # The other process reads as much as this one: it is late only when stopped, or starved of its core.
@@ -47,16 +52,22 @@ class SecondHalf:
         self._store = store
         self._worker: Worker | None = None
         self._began = 0.0
+        self._comma: int | None = None
 
-    def begin(self, border: bytes, members: dict[str, Any], *, bare: bool) -> int | None:
-        try:
-            comma = _comma_near_middle(self._path, border)
-            if comma is not None:
-                self._began = time.monotonic()
-                self._worker = Worker(_read_and_send, self._path, self._block, Cut(comma, border, members, bare))
-        except OSError:  # such as no more processes: this one reads all the same
-            return None
-        return comma
+    def begin(self, border: bytes, members: dict[str, Any], *, bare: bool) -> None:
+        self._began = time.monotonic()
+        with contextlib.suppress(OSError):  # such as no more processes: this one reads all the same
+            self._worker = Worker(_read_and_send, self._path, self._block, Cut(border, members, bare))
+
+    def comma(self) -> int | None:
+        if self._comma is None and self._worker is not None:
+            try:
+                if self._worker.receiving.poll(0):
+                    self._comma = self._worker.receiving.recv()
+            except (EOFError, OSError):  # the process ended
+                self._worker.kill()
+                self._worker = None
+        return self._comma
 
     def has_read(self) -> dict[str, Any] | None:
         if self._worker is None:
@@ -83,26 +94,40 @@ class SecondHalf:
             self._worker.kill()
 
 
-def _comma_near_middle(path: Path, border: bytes) -> int | None:
-    """The place of a comma that looks like one between two events, where possible before a node of backward."""
-    with path.open("rb", buffering=0) as file:
-        middle = path.stat().st_size // 2
-        file.seek(middle)
-        text = file.read(_STRETCH)
-    node = text.find(_NODE)
-    found = text.rfind(border, 0, node) if node >= 0 else -1
+def _comma_near(window: Window, border: bytes) -> int | None:
+    """Step to behind a comma that looks like one between two events, where possible before a node of backward.
+
+    Returns its place in the text.
+    """
+    buffer, start = window.buffer, window.start
+    node = buffer.find(_NODE, start, window.end)
+    found = buffer.rfind(border, start, node) if node >= 0 else -1
     if found < 0:
-        found = text.find(border)
-    return None if found < 0 else middle + found + border.index(b",")
+        found = buffer.find(border, start, window.end)
+    if found < 0:
+        return None
+    window.start = found + border.index(b",") + 1
+    return window.offset(window.start) - 1
+
+
+def _middle(path: Path, source: Source) -> int:
+    return int(text_size(path) * (_PLAIN_SHARE if source.plain else _GZIP_SHARE))
 
 
 def _read_and_send(path: Path, block: int, cut: Cut, sending: Connection) -> None:
     reader, store = TraceReader(path, block=block), Store()
     try:
-        for batch in reader.batches_from(cut):
-            store.add(batch)
-            if reader.damage.any:
+        with Source(path) as source:
+            window = Window(source, max(block, _STRETCH))
+            window.restart(_middle(path, source))
+            comma = _comma_near(window, cut.border)
+            if comma is None:
                 return
+            sending.send(comma)
+            for batch in reader.batches_from(window, cut):
+                store.add(batch)
+                if reader.damage.any:
+                    return
     except UserError:  # the first reader will come to it itself
         return
     if not reader.damage.any:

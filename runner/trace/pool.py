@@ -13,19 +13,18 @@ from pathlib import Path
 
 from ..errors import UserError
 from .collectives import TraceFile, read_collectives
-from .source import GZIP_MAGIC
+from .source import text_size
 from .worker import Worker, cores
 
 Outcome = TraceFile | UserError
 
 WORTH_A_PROCESS = 32 * 2**20
 """Bytes of text in all; below it the processes' own start takes longer than what they save."""
-_GZIP_RATIO = 12  # Kineto's traces pack to a twelfth or less
 
 
 def read_all(paths: Sequence[Path]) -> list[Outcome]:
     """Read the traces: each one's content or error, in the order given."""
-    if cores() < 2 or sum(map(_text_size, paths)) < WORTH_A_PROCESS:
+    if cores() < 2 or sum(map(text_size, paths)) < WORTH_A_PROCESS:
         return [_read(path) for path in paths]
     if len(paths) == 1:
         return [_read(paths[0], halves=True)]
@@ -39,20 +38,8 @@ def _read(path: Path, *, halves: bool = False) -> Outcome:
         return error
 
 
-def _text_size(path: Path) -> int:
-    """About how long the file's text is; 0 where it can't be told, which the reading will tell better."""
-    try:
-        if not path.is_file():  # opening a pipe may wait for ever
-            return 0
-        with path.open("rb") as file:
-            packed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
-        return path.stat().st_size * (_GZIP_RATIO if packed else 1)
-    except (OSError, ValueError):
-        return 0
-
-
 def _side_by_side(paths: Sequence[Path]) -> list[Outcome]:
-    waiting = sorted(range(len(paths)), key=lambda number: _text_size(paths[number]))
+    waiting = sorted(range(len(paths)), key=lambda number: text_size(paths[number]))
     running: dict[Connection, tuple[int, Worker]] = {}
     outcomes: dict[int, Outcome] = {}
     try:

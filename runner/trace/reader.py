@@ -42,13 +42,12 @@ class NotATrace(UserError):
 
 
 class Cut(NamedTuple):
-    """A comma between two events, and what a reader that begins behind it must know of the text before.
+    """What a reader that begins behind a comma between two events must know of the text before.
 
-    `comma` is its place in the text, `border` the text around such commas, `members` what the file said of itself;
-    `bare` where the file is a list without an object around it.
+    `border` is the text around such commas, `members` what the file said of itself; `bare` where the file is a list
+    without an object around it.
     """
 
-    comma: int
     border: bytes
     members: dict[str, Any]
     bare: bool
@@ -57,8 +56,11 @@ class Cut(NamedTuple):
 class SecondReader(Protocol):
     """Reads a later part of the file while the first is being read."""
 
-    def begin(self, border: bytes, members: dict[str, Any], *, bare: bool) -> int | None:
-        """Begin at some comma far behind (`Cut`); return its place, or None where there is no reason to."""
+    def begin(self, border: bytes, members: dict[str, Any], *, bare: bool) -> None:
+        """Begin at some comma far behind (`Cut`), where there is reason to."""
+
+    def comma(self) -> int | None:
+        """The place of that comma, once it is known."""
 
     def has_read(self) -> dict[str, Any] | None:
         """Take over what was read from there; return the file's members in it, or None where it is not to be used.
@@ -109,13 +111,10 @@ class TraceReader:
             yield from self._to_the_end(window)
         self._refuse_unreadable()
 
-    def batches_from(self, cut: Cut) -> Iterator[list[Any]]:
-        """As `batches`, for the events behind a cut; `members` are those of the whole file all the same."""
+    def batches_from(self, window: Window, cut: Cut) -> Iterator[list[Any]]:
+        """As `batches`, for the events behind a cut, where `window` begins; `members` are the whole file's."""
         self._border, self._bare, self.members = cut.border, cut.bare, dict(cut.members)
-        with Source(self.path) as source:
-            window = Window(source, self.block)
-            window.restart(cut.comma + 1)
-            yield from self._to_the_end(window)
+        yield from self._to_the_end(window)
 
     def _to_the_end(self, window: Window) -> Iterator[list[Any]]:
         yield from self._list(window)
@@ -209,6 +208,8 @@ class TraceReader:
                 if self._second_has_read:
                     return
                 continue
+            if self._border is not None and self._second is not None and window.limit is None:
+                self._share(window, self._border, self._second)
             if self._skip_python(window):
                 continue
             events, found = self._block_of_events(window)
@@ -220,8 +221,6 @@ class TraceReader:
             if found == "end":
                 window.limit = None
                 return
-            if found == "cut" and self._border is not None and not self._second_begun:
-                self._begin_second(window, self._border)
             if found == "more":
                 if window.exhausted:
                     yield from self._rest(window)
@@ -235,14 +234,18 @@ class TraceReader:
             else:
                 size = self.block
 
-    def _begin_second(self, window: Window, border: bytes) -> None:
-        """Now that the look of borders is known, another reader can begin at one far behind."""
-        self._second_begun = True
-        if self._second is None or not window.source.plain:
+    def _share(self, window: Window, border: bytes, second: SecondReader) -> None:
+        """Have another reader begin far behind, now that the look of borders is known, and read up to there only."""
+        if not self._second_begun:
+            self._second_begun = True
+            second.begin(border, self.members, bare=self._bare)
+        comma = second.comma()
+        if comma is None:
             return
-        comma = self._second.begin(border, self.members, bare=self._bare)
-        if comma is not None and comma >= window.offset(window.end):
+        if comma >= window.offset(window.end):
             window.limit = comma + 1
+        else:  # this reader was faster
+            self._second = None
 
     def _to_limit(self, window: Window) -> Iterator[list[Any]]:
         """Yield the events up to where the other reader began, and take over what it read, where that is proven right.
@@ -257,7 +260,8 @@ class TraceReader:
         window.start = window.end
         self.damage.read_events += len(events)
         yield events
-        members = None if self._second is None or self.damage.any else self._second.has_read()
+        second, self._second = self._second, None
+        members = None if second is None or self.damage.any else second.has_read()
         if members is not None:
             self.members |= members
             self._second_has_read = True

@@ -27,12 +27,35 @@ except ImportError:  # no wheel for this platform: the standard library reads th
 GZIP_MAGIC = b"\x1f\x8b"
 # A trace exported to .gz and compressed again by an upload step is common; more layers are a trick.
 MAX_GZIP_LAYERS = 3
+_GZIP_LENGTH = 4
+_GZIP_LEAST = 18  # the shortest header and trailer
+_GZIP_RATIO = 12  # Kineto's traces pack to a twelfth or less
 _OTHER_FORMATS = {
     b"PK\x03\x04": "a zip archive: unpack it first",
     b"\x28\xb5\x2f\xfd": "compressed with zstd: unpack it with `zstd -d` first",
     b"\xfd7zXZ\x00": "compressed with xz: unpack it with `xz -d` first",
     b"BZh": "compressed with bzip2: unpack it with `bzip2 -d` first",
 }
+
+
+def text_size(path: Path) -> int:
+    """About how long the file's text is, in bytes; 0 where it can't be told, which the reading will tell better.
+
+    A gzipped file ends with the length of what was packed last, modulo 2**32.
+    """
+    try:
+        if not path.is_file():  # opening a pipe may wait for ever
+            return 0
+        with path.open("rb") as file:
+            packed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+            size = file.seek(0, io.SEEK_END)
+            if not packed or size < _GZIP_LEAST:
+                return size
+            file.seek(-_GZIP_LENGTH, io.SEEK_END)
+            told = int.from_bytes(file.read(), "little")
+    except (OSError, ValueError):
+        return 0
+    return told if told >= size else size * _GZIP_RATIO
 
 
 class Source:

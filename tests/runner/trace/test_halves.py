@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import json
 import multiprocessing
 import os
@@ -20,6 +21,7 @@ import pytest
 from runner.errors import UserError
 from runner.trace import halves, pool
 from runner.trace.collectives import read_collectives
+from runner.trace.text import Window
 from tests import reference
 from tests.runner.trace.random_traces import Maker
 from tests.runner.trace.support import DATA, base
@@ -33,13 +35,12 @@ class Same:
     """A worker without a process, and a list in the place of its pipe; what it sends is pickled all the same."""
 
     def __init__(self, work: Any, *given: Any) -> None:
-        self.work = functools.partial(work, *given)
         self.receiving = self
         self.sent: list[bytes] = []
+        work(*given, self)
 
     def poll(self, timeout: float) -> bool:
-        self.work(self)
-        return True
+        return True  # nothing, where nothing was sent: its end
 
     def send(self, value: Any) -> None:
         self.sent.append(pickle.dumps(value))
@@ -89,8 +90,21 @@ def steps(count: int) -> dict[str, Any]:
 
 
 def cut_at(monkeypatch, comma: int) -> None:
+    def behind_comma(window: Window, border: bytes) -> int | None:
+        if not len(window):
+            return None
+        window.start += 1
+        return comma
+
     monkeypatch.setattr(halves, "Worker", Same)
-    monkeypatch.setattr(halves, "_comma_near_middle", lambda path, border: comma)
+    monkeypatch.setattr(halves, "_middle", lambda path, source: comma)
+    monkeypatch.setattr(halves, "_comma_near", behind_comma)
+
+
+def packed(data: bytes, tmp_path: Path) -> Path:
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(data, 1))
+    return path
 
 
 def commas(data: bytes) -> list[int]:
@@ -112,6 +126,42 @@ def test_the_same_wherever_it_is_cut(layout, tmp_path, monkeypatch, taken):
         assert told(path, block=256, halves=True) == wanted
     assert taken[True] > 10
     assert taken[False]
+
+
+def test_the_same_where_a_packed_file_is_cut(tmp_path, monkeypatch, taken):
+    data = LAYOUTS["indent 1"](steps(4), random.Random(1)).encode()
+    path = packed(data, tmp_path)
+    wanted = told(path)
+    for comma in commas(data)[::2]:
+        cut_at(monkeypatch, comma)
+        assert told(path, block=256, halves=True) == wanted
+    assert taken[True] > 10
+    assert taken[False]
+
+
+def whole_step() -> bytes:
+    return json.dumps(reference.read(TRACE), indent=1).encode()
+
+
+PACKED = {
+    "whole": (lambda data: gzip.compress(data, 1), True),
+    "two members": (lambda data: gzip.compress(data[:60_000], 1) + gzip.compress(data[60_000:], 1), True),
+    "packed twice": (lambda data: gzip.compress(gzip.compress(data, 1), 1), None),
+    "cut off": (lambda data: gzip.compress(data, 1)[:-2000], False),
+    "cut off before the middle": (lambda data: gzip.compress(data, 1)[:9000], False),
+    "other bytes follow": (lambda data: gzip.compress(data, 1) + b"\xff" * 8, None),
+    "a length that lies": (lambda data: gzip.compress(data, 1)[:-4] + (2**31).to_bytes(4, "little"), None),
+}
+
+
+@pytest.mark.parametrize(("pack", "taken_over"), PACKED.values(), ids=PACKED)
+def test_packed_in_other_ways(pack, taken_over, tmp_path, monkeypatch, taken):
+    """Where the other process begins is only guessed by what the file says of its length."""
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(pack(whole_step()))
+    monkeypatch.setattr(halves, "Worker", Same)
+    assert told(path, block=4096, halves=True) == told(path, block=4096)
+    assert taken_over is None or taken[True] == taken_over
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -189,14 +239,28 @@ def test_a_cut_inside_a_node_of_backward(late, tmp_path, monkeypatch, taken):
 
 def as_plain(tmp_path: Path) -> Path:
     path = tmp_path / "trace.json"
-    path.write_text(json.dumps(reference.read(TRACE), indent=1))
+    path.write_bytes(whole_step())
     return path
 
 
+def soon(monkeypatch) -> None:
+    """Let the first reader wait for the other's begin, which is late in a file as short as this."""
+    comma = halves.SecondHalf.comma
+
+    def patient(self: halves.SecondHalf) -> int | None:
+        if self._worker is not None and self._comma is None:
+            self._worker.receiving.poll(60)
+        return comma(self)
+
+    monkeypatch.setattr(halves.SecondHalf, "comma", patient)
+
+
+@pytest.mark.parametrize("zipped", [False, True])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_two_processes(threads, tmp_path, taken):
+def test_two_processes(threads, zipped, tmp_path, monkeypatch, taken):
     """With other threads about, the process is started anew instead of forked."""
-    path = as_plain(tmp_path)
+    path = packed(whole_step(), tmp_path) if zipped else as_plain(tmp_path)
+    soon(monkeypatch)
     done = threading.Event()
     others = [threading.Thread(target=done.wait) for _ in range(threads - 1)]
     for other in others:
@@ -222,9 +286,16 @@ def test_two_processes(threads, tmp_path, taken):
     ids=["killed", "stopped", "ended", "hanging"],
 )
 def test_a_process_that_fails_is_done_without(end, tmp_path, forked, monkeypatch, taken):
+    """Before it has told where it begins, and after."""
     path = as_plain(tmp_path)
-    monkeypatch.setattr(halves, "_read_and_send", lambda *_: end())
+    comma = halves.SecondHalf.comma
+    soon(monkeypatch)
+    monkeypatch.setattr(halves, "_send", lambda *_: end())
     monkeypatch.setattr(halves, "_PATIENCE", 0.1)
+    assert told(path, block=4096, halves=True) == told(path)
+    assert taken == {False: 1}
+    monkeypatch.setattr(halves.SecondHalf, "comma", comma)
+    monkeypatch.setattr(halves, "_read_and_send", lambda *_: end())
     assert told(path, block=4096, halves=True) == told(path)
     assert taken == {False: 1}
     assert multiprocessing.active_children() == []
@@ -240,13 +311,14 @@ def test_an_error_leaves_no_process(tmp_path, forked, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("cores", "size", "packed", "wanted"), [(2, 1, False, 1), (1, 1, False, 0), (2, 2**40, False, 0), (2, 1, True, 0)]
+    ("cores", "size", "zipped", "wanted"), [(2, 1, False, 1), (1, 1, False, 0), (2, 2**40, False, 0), (2, 1, True, 1)]
 )
-def test_when_a_file_is_halved(cores, size, packed, wanted, tmp_path, monkeypatch, taken):
-    """With two cores, and a file large enough whose text can be read from its middle."""
+def test_when_a_file_is_halved(cores, size, zipped, wanted, tmp_path, monkeypatch, taken):
+    """With two cores, and a file large enough."""
+    soon(monkeypatch)
     monkeypatch.setattr(pool, "cores", lambda: cores)
     monkeypatch.setattr(pool, "WORTH_A_PROCESS", size)
     monkeypatch.setattr(pool, "read_collectives", functools.partial(read_collectives, block=4096))
-    path = TRACE if packed else as_plain(tmp_path)
+    path = TRACE if zipped else as_plain(tmp_path)
     assert pool.read_all([path]) == [read_collectives(path)]
     assert taken.total() == wanted
