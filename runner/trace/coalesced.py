@@ -6,6 +6,8 @@ Inside a coalescing manager each call writes its `record_param_comms` and launch
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 from . import frames
 from .calls import counts_as_call
 from .frames import Frame
@@ -18,7 +20,9 @@ class Coalesced:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.any = "nccl:coalesced" in store.names
         self._gpu_correlations: set[int] | None = None
+        self._ends: dict[int, list[float]] = {}
 
     def calls(self, place: Place | None, window: Frame | None, sharing: int) -> tuple[int, str | None]:
         """The calls that a kernel launched in `window` served, and a remark. `sharing` kernels came of that window."""
@@ -31,16 +35,21 @@ class Coalesced:
 
     def _tensors(self, thread: Thread, window: Frame) -> int:
         """The tensors of the calls on the thread between the window before and this one that launched nothing."""
-        since = max(
-            (frame.end for frame in thread.frames.with_flags(frames.COALESCED) if frame.end <= window.start),
-            default=float("-inf"),
-        )
+        ends = self._window_ends(thread)
+        at = bisect_right(ends, window.start)
+        since = ends[at - 1] if at else float("-inf")
         tensors = 0
-        for frame in thread.frames.with_flags(frames.COMM):
-            if since <= frame.start and frame.end <= window.start and not self._launched(thread, frame):
+        for frame in thread.frames.between(frames.COMM, since, window.start):
+            if frame.end <= window.start and not self._launched(thread, frame):
                 call = self._store.calls[frame.call]
                 tensors += call.tensors if counts_as_call(call.args) else 0
         return tensors
+
+    def _window_ends(self, thread: Thread) -> list[float]:
+        ends = self._ends.get(id(thread))
+        if ends is None:
+            ends = self._ends[id(thread)] = sorted(frame.end for frame in thread.frames.with_flags(frames.COALESCED))
+        return ends
 
     def _launched(self, thread: Thread, frame: Frame) -> bool:
         """Whether any GPU row came of the call itself."""

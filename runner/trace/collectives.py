@@ -6,7 +6,7 @@ import contextlib
 import gc
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from sys import intern
 from typing import Any, NamedTuple
@@ -19,13 +19,13 @@ from . import frames
 from .calls import COPY_ENGINE_KINDS, Facts, facts, is_barrier_word, kind_of_word
 from .coalesced import Coalesced
 from .events import CommArgs, Id, Kernel, external_id
-from .frames import Frame
+from .frames import Frame, Walk
 from .halves import read_events
-from .join import Join, Place, stacks_of
+from .join import Join, Place
 from .order import ops_come_first
 from .phase import PhaseRules
 from .reader import BLOCK, TraceReader
-from .store import GpuRows, PlainOps, Store
+from .store import GpuRows, PlainOps, Store, Thread
 
 _AMD_DEVICE = re.compile(r"\bAMD\b|Instinct|Radeon|\bgfx\d")
 _NO_ARGS = CommArgs()
@@ -90,7 +90,7 @@ def _read(path: Path, *, block: int, halves: bool) -> TraceFile:
         rank=rank,
         world_size=_count(about.get("world_size")),
         salvaged=reader.salvaged(),
-        collectives=sorted(builder.collectives(rank), key=lambda c: c.start),
+        collectives=builder.collectives(rank),
         one_rank_calls=builder.one_rank_calls(),
         barrier_calls=builder.barriers,
         gpu_rows=store.gpu_rows,
@@ -173,6 +173,24 @@ def _below_calls(rows: GpuRows, store: Store, join: Join) -> Iterator[_Row]:
             yield _Row(rows.starts[at], rows.durations[at], name, _NO_ARGS, None, place)
 
 
+class _Copies:
+    """What the copy engine did for one call: `more`, and one copy, the row `at` of the file's."""
+
+    def __init__(self, at: int, row: _Row, stack: tuple[Frame, ...], more: _Copies | None) -> None:
+        self.at, self.number = at, 1
+        self.first, self.stack, self.first_at = row, stack, at
+        self.end = row.start + row.duration
+        if more is not None:
+            self.at, self.number = min(at, more.at), more.number + 1
+            self.end = max(self.end, more.end)
+            if (more.first.start, more.first_at) < (row.start, at):
+                self.first, self.stack, self.first_at = more.first, more.stack, more.first_at
+
+    def whole(self) -> _Row:
+        """All of them as one row."""
+        return self.first._replace(duration=round(self.end - self.first.start, 3))
+
+
 class _Builder:
     """Applies the rules to the rows of one trace."""
 
@@ -181,33 +199,38 @@ class _Builder:
         self._rows = rows
         self._amd = _is_amd(store, members)
         self._phases = PhaseRules(store, events_missing=events_missing)
-        self._stacks = stacks_of(rows.places())
         self._coalesced = Coalesced(store)
         self.barriers = 0
 
-    def collectives(self, rank: int | None) -> Iterator[Collective]:
-        """Yield the collectives, kernels first; afterwards `barriers` is complete."""
-        rows = [(row, self._stack(row)) for row in self._rows.kernels]
-        sharing = Counter(
-            _window_key(row, stack) for row, stack in rows if row.kernel or self._unknown_kernel(row, stack)
-        )
+    def collectives(self, rank: int | None) -> list[Collective]:
+        """The collectives in order of their start; afterwards `barriers` is complete."""
+        rows = self._rows.kernels
+        sharing = self._sharing() if self._coalesced.any else {}
         with_kernel: set[int] = set()
-        for row, stack in rows:
+        found: list[Collective | None] = [None] * len(rows)
+        for at, stack in _with_stacks(rows):
+            row = rows[at]
             call = _innermost_call(row, stack)
             if call is not None:
                 with_kernel.add(call.call)
-            found = self._from_kernel(rank, row, stack, sharing[_window_key(row, stack)])
-            if found is not None:
-                yield found
-        yield from self._from_copies(rank, with_kernel)
+            found[at] = self._from_kernel(rank, row, stack, sharing.get(_window_key(row, stack), 1))
+        collectives = [*filter(None, found), *self._from_copies(rank, with_kernel)]
+        collectives.sort(key=lambda collective: collective.start)
+        return collectives
+
+    def _sharing(self) -> Mapping[tuple[int, float] | None, int]:
+        """How many kernels each coalescing window launched."""
+        rows = self._rows.kernels
+        return Counter(
+            _window_key(rows[at], stack)
+            for at, stack in _with_stacks(rows)
+            if rows[at].kernel or self._unknown_kernel(rows[at], stack)
+        )
 
     def one_rank_calls(self) -> int:
         """How many calls went to a group of one rank."""
         described = (call.args for call in self._store.calls)
         return sum(args.group_size == 1 and (args.collective or "") not in ("wait", "barrier") for args in described)
-
-    def _stack(self, row: _Row) -> tuple[Frame, ...]:
-        return () if row.place is None else self._stacks[id(row.place.thread)][row.place.time]
 
     # ---- kernels ---------------------------------------------------------------------------------------------------
 
@@ -259,24 +282,22 @@ class _Builder:
     # ---- the copy engine ---------------------------------------------------------------------------------------------
 
     def _from_copies(self, rank: int | None, with_kernel: set[int]) -> Iterator[Collective]:
-        rows_of: dict[int, list[_Row]] = {}
-        for row in self._rows.copies:
-            call = _innermost_call(row, self._stack(row))
+        of_call: dict[int, _Copies] = {}
+        for at, stack in _with_stacks(self._rows.copies):
+            row = self._rows.copies[at]
+            call = _innermost_call(row, stack)
             if call is not None and call.call not in with_kernel:
-                rows_of.setdefault(call.call, []).append(row)
-        for call_number, rows in rows_of.items():
+                of_call[call.call] = _Copies(at, row, stack, of_call.get(call.call))
+        for call_number, copies in sorted(of_call.items(), key=lambda one: one[1].at):
             args = self._store.calls[call_number].args
             kind = kind_of_word(args.collective)
             about = facts(args, None)
             if kind not in COPY_ENGINE_KINDS or (about.group_size or 0) <= 1:
                 continue
-            rows.sort(key=lambda row: row.start)
-            end = max(row.start + row.duration for row in rows)
-            whole = rows[0]._replace(duration=round(end - rows[0].start, 3))
-            copies = "1 copy" if len(rows) == 1 else f"{len(rows)} copies"
+            number = "1 copy" if copies.number == 1 else f"{copies.number} copies"
             yield self._collective(
-                rank, whole, self._stack(whole), "nccl-copy-engine", True, kind, about,
-                (f"{copies} and no kernel below record_param_comms: the copy engine did it", None, None),
+                rank, copies.whole(), copies.stack, "nccl-copy-engine", True, kind, about,
+                (f"{number} and no kernel below record_param_comms: the copy engine did it", None, None),
                 multicast=None, algorithm=None, kernel=None, calls=1,
             )  # fmt: skip
 
@@ -293,6 +314,22 @@ class _Builder:
             start=row.start, duration=row.duration,
             why=intern("; ".join(part for part in (f"{phase}: {reason}", by_id, *evidence) if part)), **fields,
         )  # fmt: skip
+
+
+def _with_stacks(rows: Sequence[_Row]) -> Iterator[tuple[int, tuple[Frame, ...]]]:
+    """The place in `rows` of each, and what is around its launch: thread by thread, in order of time."""
+    threads: dict[int, tuple[Thread, list[tuple[float, int]]]] = {}
+    for at, row in enumerate(rows):
+        if row.place is None:
+            yield at, ()
+        else:
+            _, launches = threads.setdefault(id(row.place.thread), (row.place.thread, []))
+            launches.append((row.place.time, at))
+    for thread, launches in threads.values():
+        launches.sort()
+        walk = Walk(thread.frames)
+        for time, at in launches:
+            yield at, walk.around(time)
 
 
 def _innermost(stack: tuple[Frame, ...], flags: int) -> Frame | None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 EVALUATE = 1 << 0
@@ -142,17 +143,30 @@ class Frames:
             old = getattr(self, column)
             setattr(self, column, array(old.typecode, (old[row] for row in rows)))
 
-    def stacks(self, times: Iterable[float]) -> dict[float, tuple[Frame, ...]]:
-        """For each time, the rows that hold it, outermost first. One pass; the rows must be sorted."""
-        found: dict[float, tuple[Frame, ...]] = {}
-        open_rows: list[Frame] = []
-        starts, ends, row, count = self.starts, self.ends, 0, len(self)
-        for time in sorted(set(times)):
-            # Rows of one thread nest, but for asynchronous windows; so a finished one may lie below an open one.
-            open_rows = [frame for frame in open_rows if frame.end >= time]
-            while row < count and starts[row] <= time:
-                if ends[row] >= time:
-                    open_rows.append(self.frame(row))
-                row += 1
-            found[time] = tuple(open_rows)
-        return found
+    def between(self, flags: int, first: float, last: float) -> Iterator[Frame]:
+        """The rows that have any of `flags` and begin in a stretch of time, ends included; the rows must be sorted."""
+        own = self.flags
+        for row in range(bisect_left(self.starts, first), bisect_right(self.starts, last)):
+            if own[row] & flags:
+                yield self.frame(row)
+
+
+class Walk:
+    """The rows of one thread around moments that are asked for in order of time; the rows must be sorted."""
+
+    def __init__(self, rows: Frames) -> None:
+        self._rows = rows
+        self._row = 0
+        self._open: list[Frame] = []
+
+    def around(self, time: float) -> tuple[Frame, ...]:
+        """The rows that hold a moment, outermost first."""
+        # Rows of one thread nest, but for asynchronous windows; so a finished one may lie below an open one.
+        held = [frame for frame in self._open if frame.end >= time]
+        starts, ends, row, count = self._rows.starts, self._rows.ends, self._row, len(self._rows)
+        while row < count and starts[row] <= time:
+            if ends[row] >= time:
+                held.append(self._rows.frame(row))
+            row += 1
+        self._row, self._open = row, held
+        return tuple(held)

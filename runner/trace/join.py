@@ -7,12 +7,11 @@ several ranks were merged into one file and it cannot be told whose GPU rows are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from . import frames
 from .events import Id, external_id
-from .frames import Frame
 from .store import GpuRows, Store, Thread
 
 # The runtime's call and the driver's call below it may carry one correlation.
@@ -32,17 +31,21 @@ class Place(NamedTuple):
 class Join:
     """The launches and calls of one trace, by the ids that GPU rows carry.
 
-    `wanted` are the correlations of rows known to be collectives; launches below calls are kept too.
+    Kept are the launches of rows known to be collectives, and those below calls, which may be of a collective
+    whatever their rows are named; of the others' rows nothing is asked.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.processes = store.processes()
         self._launches: dict[tuple[Id, int], Place | None] = {}
-        self._calls: dict[tuple[Id, int], Place | None] = {}
-        self._keep_wanted({row.args.correlation for row, _ in store.collective_kernels})
+        self._calls: dict[tuple[Id, int], Place | None] | None = None
+        wanted = {row.args.correlation for row, _ in store.collective_kernels}
         for thread in store.threads.values():
-            self._keep_below_calls(thread)
+            correlations = thread.launch_correlations
+            for row in [row for row, correlation in enumerate(correlations) if correlation in wanted]:
+                self._keep(thread, row)
+        self._keep_below_calls(wanted)
         self._gpu_process = self._pair_processes()
 
     def place(self, pid: Id, correlation: int, external: int) -> Place | None:
@@ -53,22 +56,18 @@ class Join:
         if correlation > 0 and (process, correlation) in self._launches:
             return self._launches[process, correlation]
         if 0 < external < _BEYOND_ANY_ID and external != correlation:
+            if self._calls is None:
+                self._calls = self._calls_by_external_id()
             return self._calls.get((process, external))
         return None
 
     def may_place(self, rows: GpuRows) -> Iterator[int]:
         """The numbers of the rows for which `place` may find something: few, and found in one pass."""
         correlations = {correlation for _, correlation in self._launches}
-        externals = {external for _, external in self._calls}
+        externals = {external for call in self._store.calls if (external := external_id(call.args)) > 0}
         for at, (correlation, external) in enumerate(zip(rows.correlations, rows.externals, strict=True)):
             if correlation in correlations or external in externals:
                 yield at
-
-    def _keep_wanted(self, wanted: set[int]) -> None:
-        for thread in self._store.threads.values():
-            correlations = thread.launch_correlations
-            for row in [row for row, correlation in enumerate(correlations) if correlation in wanted]:
-                self._keep(thread, row)
 
     def _keep(self, thread: Thread, row: int) -> None:
         place = Place(thread, thread.launch_times[row], row in thread.graph_launches)
@@ -81,19 +80,34 @@ class Join:
                 return
         self._launches[key] = place
 
-    def _keep_below_calls(self, thread: Thread) -> None:
-        """Keep the launches below `record_param_comms` and `symm_mem::` ops, and those calls by External id."""
-        calls = list(thread.frames.with_flags(frames.CALL))
-        if not calls:
-            return
-        for call in calls:
-            for row in thread.launches_between(call.start, call.end):
-                self._keep(thread, row)
-            external = _external(self._store, call)
-            if external > 0:
-                key = (thread.pid, external)
-                # The same id on two calls joins nothing.
-                self._calls[key] = None if key in self._calls else Place(thread, call.start, False, True)
+    def _keep_below_calls(self, wanted: set[int]) -> None:
+        """Keep the launches below `record_param_comms` and `symm_mem::` ops that put a row on the GPU."""
+        below: list[tuple[Thread, Sequence[int]]] = []
+        for thread in self._store.threads.values():
+            for call in thread.frames.with_flags(frames.CALL):
+                rows = thread.launches_between(call.start, call.end)
+                if rows:
+                    below.append((thread, rows))
+        found = {thread.launch_correlations[row] for thread, rows in below for row in rows}
+        on_gpu = found & wanted
+        for gpu_rows in (self._store.other_kernels, self._store.copies):
+            on_gpu |= found.intersection(gpu_rows.correlations)
+        for thread, rows in below:
+            correlations = thread.launch_correlations
+            for row in rows:
+                if correlations[row] in on_gpu:
+                    self._keep(thread, row)
+
+    def _calls_by_external_id(self) -> dict[tuple[Id, int], Place | None]:
+        calls: dict[tuple[Id, int], Place | None] = {}
+        for thread in self._store.threads.values():
+            for call in thread.frames.with_flags(frames.CALL):
+                external = external_id(self._store.calls[call.call].args)
+                if external > 0:
+                    key = (thread.pid, external)
+                    # The same id on two calls joins nothing.
+                    calls[key] = None if key in calls else Place(thread, call.start, False, True)
+        return calls
 
     # ---- several processes in one file ---------------------------------------------------------------------------
 
@@ -141,15 +155,3 @@ def _pair_shifted(gpus: list[Id], processes: list[Id]) -> dict[Id, Id]:
         return {}
     shifts = {process - pid for pid, process in zip(gpu_numbers, numbers, strict=True)}
     return dict(zip(gpu_numbers, numbers, strict=True)) if len(shifts) == 1 else {}
-
-
-def _external(store: Store, call: Frame) -> int:
-    return external_id(store.calls[call.call].args)
-
-
-def stacks_of(places: Iterable[Place]) -> dict[int, dict[float, tuple[Frame, ...]]]:
-    """For each thread (by identity) and launch time, the rows around it."""
-    times: dict[int, tuple[Thread, set[float]]] = {}
-    for place in places:
-        times.setdefault(id(place.thread), (place.thread, set()))[1].add(place.time)
-    return {key: thread.frames.stacks(at) for key, (thread, at) in times.items()}
