@@ -1,5 +1,5 @@
 """`python -m symmem_check`."""
 
-from .cli import main
+from .cli import process
 
-raise SystemExit(main())
+raise SystemExit(process())

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 NO_CLOSING = "the file ends without its closing brackets"
 
 
-@dataclass
-class Damage:
+class Damage(msgspec.Struct):
     """Losses while reading one file. Places are byte offsets in the decompressed text."""
 
     lost_events: int = 0
     read_events: int = 0
     first_place: int | None = None
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = []
     events_missing: bool = False
     """Some events are known to be gone (dropped, or the file breaks off inside one)."""
     breaks_off: bool = False

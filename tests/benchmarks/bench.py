@@ -6,7 +6,7 @@
 Each round runs every program once on every file, so that a disturbance of the machine meets all of them. What is told
 is the median of the rounds: wall time, CPU time (user and system; the steadier of the two where the machine has other
 work), the highest peak memory, and both times as multiples of symmem-check's. Of a program in several processes the
-CPU times are added, and the peaks of those that live at one time, pages that they share counted in each.
+CPU times are added, and what those hold that live at one time, each page counted once.
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ def run(command: Sequence[str], environment: dict[str, str]) -> Cost:
 
 
 class _Watch:
-    """Looks at a process and its children until it is told to stop; `peak` is then the most that they held, in KiB."""
+    """Looks at a process and its children until it is told to stop; `peak` is then the most that they held, in KiB.
+
+    Each page counts once: one that several processes share is divided among them (PSS).
+    """
 
     def __init__(self, pid: int) -> None:
         self.peak = 0
@@ -81,7 +84,7 @@ class _Watch:
                 children = Path(f"/proc/{self._pid}/task/{self._pid}/children").read_text().split()
             except OSError:
                 continue
-            self.peak = max(self.peak, sum(map(_peak_so_far, [str(self._pid), *children])))
+            self.peak = max(self.peak, sum(map(_held, [str(self._pid), *children])))
 
     def __enter__(self) -> _Watch:
         self._thread.start()
@@ -92,12 +95,12 @@ class _Watch:
         self._thread.join()
 
 
-def _peak_so_far(pid: str) -> int:
+def _held(pid: str) -> int:
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        told = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:  # it has ended meanwhile
         return 0
-    return next((int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")), 0)
+    return next((int(line.split()[1]) for line in told.splitlines() if line.startswith("Pss:")), 0)
 
 
 def measure(trace: Trace, chosen: Sequence[Program], rounds: int) -> dict[str, list[Cost] | str]:
