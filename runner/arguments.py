@@ -17,25 +17,25 @@ exit status: 0 symmetric kernels can run here, 1 they can't, 2 the call is wrong
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    """The whole command line; `command` is the sub-command's name, as cli.COMMANDS has it."""
-    from .machines.arguments import add_machine
+def parser(command: str | None = None) -> argparse.ArgumentParser:
+    """The whole command line, or what is needed where it begins with a sub-command's name: that one's part.
 
+    `command` is that name, as cli.COMMANDS has it.
+    """
     made = argparse.ArgumentParser(
         prog="symmem-check",
         description="Tell, for every collective of a PyTorch training step, whether it ran on symmetric memory.",
-        epilog=EPILOG,
+        epilog=f"{EPILOG}             4 no capacity (machine)\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument("--version", action="version", version=f"symmem-check {__version__}")
     commands = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    _add_run(commands)
-    _add_classify(commands)
-    _add_compare(commands)
-    _add_report(commands)
-    _add_fetch(commands)
-    _add_doctor(commands)
-    add_machine(commands)
+    adders = {
+        "run": _add_run, "classify": _add_classify, "compare": _add_compare, "report": _add_report,
+        "fetch": _add_fetch, "doctor": _add_doctor, "machine": _add_machine,
+    }  # fmt: skip
+    for add in [adders[command]] if command in adders else adders.values():
+        add(commands)
     return made
 
 
@@ -207,3 +207,9 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     doctor.add_argument("--nccl", metavar="PATH|VERSION", help="look with another NCCL: a libnccl.so.2, or a version")
     doctor.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
     doctor.set_defaults(command="doctor")
+
+
+def _add_machine(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from .machines.arguments import add_machine
+
+    add_machine(commands)

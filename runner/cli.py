@@ -28,7 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status. Errors end in one line on stderr, without a traceback."""
     _prepare_streams()
     given, script_arguments = _split(list(sys.argv[1:] if arguments is None else arguments))
-    parsed = parser().parse_args(given, argparse.Namespace(script_arguments=script_arguments))
+    command = given[0] if given else None
+    parsed = parser(command).parse_args(given, argparse.Namespace(script_arguments=script_arguments))
     try:
         status = COMMANDS[parsed.command](parsed)
         sys.stdout.flush()  # here, where it can still be told that it fails

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from .errors import UserError
+from .kept import Kept
 from .model import Kind, Mechanism
 
 CATALOGUE = Path(__file__).with_name("kernels.yaml")
@@ -99,11 +100,21 @@ def on_amd(kernel: Kernel) -> Kernel:
 
 def load(path: Path = CATALOGUE) -> Catalogue:
     """Read a catalogue. Raises UserError naming file and row if it is not as its own comment says."""
-    import yaml  # not at import: takes longer than the rest, and a command that reads no trace needs none of it
+    text = path.read_bytes()
+    kept = Kept(path, text)
+    catalogue = kept.read(Catalogue)
+    if catalogue is None:
+        catalogue = _from_yaml(path, text)
+        kept.write(catalogue)
+    return catalogue
+
+
+def _from_yaml(path: Path, text: bytes) -> Catalogue:
+    import yaml  # not at import: takes longer than the rest, and is rarely needed
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        raw = yaml.load(path.read_bytes(), Loader=loader)
+        raw = yaml.load(text, Loader=loader)
         return msgspec.convert(raw, Catalogue)
     except yaml.YAMLError as error:
         raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from .merge import extend, fits, pieces
@@ -21,7 +20,11 @@ from .reader import Cut, TraceReader
 from .source import Source, text_size
 from .store import Store
 from .text import Window
-from .worker import Worker
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    from .worker import Worker
 
 _STRETCH = 2**20
 # Where the other begins, as a part of the text: it has to unpack what lies before, which is a sixth of the whole work.
@@ -55,6 +58,8 @@ class SecondHalf:
         self._comma: int | None = None
 
     def begin(self, border: bytes, members: dict[str, Any], *, bare: bool) -> None:
+        from .worker import Worker  # not at import: most files are read without, and it takes a while
+
         self._began = time.monotonic()
         with contextlib.suppress(OSError):  # such as no more processes: this one reads all the same
             self._worker = Worker(_read_and_send, self._path, self._block, Cut(border, members, bare))

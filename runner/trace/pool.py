@@ -6,15 +6,20 @@ file alone, and is told as its error. A large file that is alone is read in two 
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Sequence
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import UserError
 from .collectives import TraceFile, read_collectives
 from .source import text_size
-from .worker import Worker, cores
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    from .worker import Worker
 
 Outcome = TraceFile | UserError
 
@@ -38,7 +43,17 @@ def _read(path: Path, *, halves: bool = False) -> Outcome:
         return error
 
 
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _side_by_side(paths: Sequence[Path]) -> list[Outcome]:
+    # Not at import: most calls read few and small files, and these take a while.
+    from multiprocessing.connection import wait
+
+    from .worker import Worker
+
     waiting = sorted(range(len(paths)), key=lambda number: text_size(paths[number]))
     running: dict[Connection, tuple[int, Worker]] = {}
     outcomes: dict[int, Outcome] = {}

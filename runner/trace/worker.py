@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import signal
 import threading
 from collections.abc import Callable
@@ -46,11 +45,6 @@ class Worker:
     def kill(self) -> None:
         self._process.kill()
         self.join()
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _work(work: Callable[..., None], given: tuple[Any, ...], receiving: Connection, sending: Connection) -> None:

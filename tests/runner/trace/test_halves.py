@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from runner.errors import UserError
-from runner.trace import halves, pool
+from runner.trace import halves, pool, worker
 from runner.trace.collectives import read_collectives
 from runner.trace.text import Window
 from tests import reference
@@ -96,7 +96,7 @@ def cut_at(monkeypatch, comma: int) -> None:
         window.start += 1
         return comma
 
-    monkeypatch.setattr(halves, "Worker", Same)
+    monkeypatch.setattr(worker, "Worker", Same)
     monkeypatch.setattr(halves, "_middle", lambda path, source: comma)
     monkeypatch.setattr(halves, "_comma_near", behind_comma)
 
@@ -159,7 +159,7 @@ def test_packed_in_other_ways(pack, taken_over, tmp_path, monkeypatch, taken):
     """Where the other process begins is only guessed by what the file says of its length."""
     path = tmp_path / "trace.json.gz"
     path.write_bytes(pack(whole_step()))
-    monkeypatch.setattr(halves, "Worker", Same)
+    monkeypatch.setattr(worker, "Worker", Same)
     assert told(path, block=4096, halves=True) == told(path, block=4096)
     assert taken_over is None or taken[True] == taken_over
 
