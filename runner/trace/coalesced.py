@@ -41,8 +41,8 @@ class Coalesced:
         tensors = 0
         for frame in thread.frames.between(frames.COMM, since, window.start):
             if frame.end <= window.start and not self._launched(thread, frame):
-                call = self._store.calls[frame.call]
-                tensors += call.tensors if counts_as_call(call.args) else 0
+                calls = self._store.calls
+                tensors += calls.tensors[frame.call] if counts_as_call(calls.args[frame.call]) else 0
         return tensors
 
     def _window_ends(self, thread: Thread) -> list[float]:
@@ -54,9 +54,9 @@ class Coalesced:
     def _launched(self, thread: Thread, frame: Frame) -> bool:
         """Whether any GPU row came of the call itself."""
         if self._gpu_correlations is None:
-            known = {row.args.correlation for row, _ in self._store.collective_kernels}
-            self._gpu_correlations = (
-                known | set(self._store.other_kernels.correlations) | set(self._store.copies.correlations)
+            store = self._store
+            self._gpu_correlations = set().union(
+                *(rows.correlations for rows in (store.collective_kernels, store.other_kernels, store.copies))
             )
         launches = thread.launches_between(frame.start, frame.end)
         return any(thread.launch_correlations[row] in self._gpu_correlations for row in launches)

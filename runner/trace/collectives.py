@@ -18,14 +18,15 @@ from ..model import Collective, Kind, Mechanism
 from . import frames
 from .calls import COPY_ENGINE_KINDS, Facts, facts, is_barrier_word, kind_of_word
 from .coalesced import Coalesced
-from .events import CommArgs, Id, Kernel, external_id
+from .events import CommArgs, Id
 from .frames import Frame, Walk
 from .halves import read_events
 from .join import Join, Place
 from .order import ops_come_first
 from .phase import PhaseRules
 from .reader import BLOCK, TraceReader
-from .store import GpuRows, PlainOps, Store, Thread
+from .rows import GpuRows, KnownRows
+from .store import PlainOps, Store, Thread
 
 _AMD_DEVICE = re.compile(r"\bAMD\b|Instinct|Radeon|\bgfx\d")
 _NO_ARGS = CommArgs()
@@ -73,8 +74,7 @@ def _without_collector() -> Iterator[None]:
 
 def _read(path: Path, *, block: int, halves: bool) -> TraceFile:
     reader, store = read_events(path, block=block, halves=halves)
-    join = Join(store)
-    rows = _Rows(store, join)
+    rows = _Rows(store, Join(store))
     if not store.ordered:
         _add_plain_ops(path, block, store, rows)
     for thread in store.threads.values():
@@ -83,8 +83,10 @@ def _read(path: Path, *, block: int, halves: bool) -> TraceFile:
         rows_lost = "1 row has" if store.without_time == 1 else f"{store.without_time} rows have"
         reader.damage.note(f"{rows_lost} no readable time", events_missing=True)
     builder = _Builder(store, rows, reader.members, events_missing=_may_miss_frames(reader, store))
+    if not builder.asks_for_launches:
+        store.drop_launches()
     about = _about(reader.members)
-    rank = _count(about.get("rank")) if len(join.processes) <= 1 else None
+    rank = _count(about.get("rank")) if len(rows.processes) <= 1 else None
     return TraceFile(
         file=str(path),
         rank=rank,
@@ -151,7 +153,8 @@ class _Rows:
     """The GPU rows that may matter, each with the place that launched it."""
 
     def __init__(self, store: Store, join: Join) -> None:
-        self.kernels = [_known(row, found, join) for row, found in store.collective_kernels]
+        self.processes = join.processes
+        self.kernels = list(_known(store.collective_kernels, store, join))
         self.kernels += _below_calls(store.other_kernels, store, join)
         self.copies = list(_below_calls(store.copies, store, join))
 
@@ -159,9 +162,11 @@ class _Rows:
         return (row.place for row in [*self.kernels, *self.copies] if row.place is not None)
 
 
-def _known(row: Kernel, found: kernels.Kernel, join: Join) -> _Row:
-    place = join.place(row.pid, row.args.correlation, external_id(row.args))
-    return _Row(row.ts, row.dur, row.name, row.args, found, place)
+def _known(rows: KnownRows, store: Store, join: Join) -> Iterator[_Row]:
+    columns = (rows.starts, rows.durations, rows.names, rows.pids, rows.correlations, rows.externals, rows.args)
+    for start, duration, number, pid, correlation, external, args in zip(*columns, strict=True):
+        name = store.names[number]
+        yield _Row(start, duration, name, args, kernels.classify(name), join.place(pid, correlation, external))
 
 
 def _below_calls(rows: GpuRows, store: Store, join: Join) -> Iterator[_Row]:
@@ -202,6 +207,11 @@ class _Builder:
         self._coalesced = Coalesced(store)
         self.barriers = 0
 
+    @property
+    def asks_for_launches(self) -> bool:
+        """Whether launches and GPU rows are looked at again; if not, they need not be kept any longer."""
+        return self._coalesced.any
+
     def collectives(self, rank: int | None) -> list[Collective]:
         """The collectives in order of their start; afterwards `barriers` is complete."""
         rows = self._rows.kernels
@@ -229,7 +239,7 @@ class _Builder:
 
     def one_rank_calls(self) -> int:
         """How many calls went to a group of one rank."""
-        described = (call.args for call in self._store.calls)
+        described = self._store.calls.args
         return sum(args.group_size == 1 and (args.collective or "") not in ("wait", "barrier") for args in described)
 
     # ---- kernels ---------------------------------------------------------------------------------------------------
@@ -277,7 +287,7 @@ class _Builder:
 
     def _nearest_call(self, stack: tuple[Frame, ...]) -> CommArgs | None:
         frame = _innermost(stack, frames.COMM)
-        return None if frame is None else self._store.calls[frame.call].args
+        return None if frame is None else self._store.calls.args[frame.call]
 
     # ---- the copy engine ---------------------------------------------------------------------------------------------
 
@@ -289,7 +299,7 @@ class _Builder:
             if call is not None and call.call not in with_kernel:
                 of_call[call.call] = _Copies(at, row, stack, of_call.get(call.call))
         for call_number, copies in sorted(of_call.items(), key=lambda one: one[1].at):
-            args = self._store.calls[call_number].args
+            args = self._store.calls.args[call_number]
             kind = kind_of_word(args.collective)
             about = facts(args, None)
             if kind not in COPY_ENGINE_KINDS or (about.group_size or 0) <= 1:

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from . import frames
-from .events import Id, external_id
-from .store import GpuRows, Store, Thread
+from .events import Id
+from .rows import GpuRows
+from .store import Store, Thread
 
 # The runtime's call and the driver's call below it may carry one correlation.
 _SAME_CALL_US = 1000.0
@@ -40,7 +41,7 @@ class Join:
         self.processes = store.processes()
         self._launches: dict[tuple[Id, int], Place | None] = {}
         self._calls: dict[tuple[Id, int], Place | None] | None = None
-        wanted = {row.args.correlation for row, _ in store.collective_kernels}
+        wanted = set(store.collective_kernels.correlations)
         for thread in store.threads.values():
             correlations = thread.launch_correlations
             for row in [row for row, correlation in enumerate(correlations) if correlation in wanted]:
@@ -64,7 +65,7 @@ class Join:
     def may_place(self, rows: GpuRows) -> Iterator[int]:
         """The numbers of the rows for which `place` may find something: few, and found in one pass."""
         correlations = {correlation for _, correlation in self._launches}
-        externals = {external for call in self._store.calls if (external := external_id(call.args)) > 0}
+        externals = {external for external in self._store.calls.externals if external > 0}
         for at, (correlation, external) in enumerate(zip(rows.correlations, rows.externals, strict=True)):
             if correlation in correlations or external in externals:
                 yield at
@@ -102,7 +103,7 @@ class Join:
         calls: dict[tuple[Id, int], Place | None] = {}
         for thread in self._store.threads.values():
             for call in thread.frames.with_flags(frames.CALL):
-                external = external_id(self._store.calls[call.call].args)
+                external = self._store.calls.externals[call.call]
                 if external > 0:
                     key = (thread.pid, external)
                     # The same id on two calls joins nothing.
@@ -139,11 +140,10 @@ class Join:
 
     def _gpu_pids(self) -> set[Id]:
         store = self._store
-        return {row.pid for row, _ in store.collective_kernels} | set(store.other_kernels.pids) | set(store.copies.pids)
+        return {pid for rows in (store.collective_kernels, store.other_kernels, store.copies) for pid in rows.pids}
 
     def _correlations(self) -> Iterator[tuple[Id, int]]:
-        yield from ((row.pid, row.args.correlation) for row, _ in self._store.collective_kernels)
-        for rows in (self._store.other_kernels, self._store.copies):
+        for rows in (self._store.collective_kernels, self._store.other_kernels, self._store.copies):
             yield from zip(rows.pids, rows.correlations, strict=True)
 
 

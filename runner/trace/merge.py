@@ -5,9 +5,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 
-from .store import GpuRows, Store, Thread
+from .store import Store, Thread
 
-_AT_ONCE = 4096  # kernels in one piece
+_PARTS = (
+    ("ordered", "threads", "gpu_rows", "without_time", "amd"),  # frames refer to calls by number, so these go first
+    ("calls", "collective_kernels"),
+    ("other_kernels", "copies"),
+)
 
 
 def fits(store: Store, later: Store) -> bool:
@@ -27,10 +31,10 @@ def extend(store: Store, later: Store) -> None:
     # A name's number is its place there, and -1, no name, stays what it is.
     numbers = [*map(store.number_of, later.names), -1]
     calls = len(store.calls)
-    store.calls += later.calls
+    store.calls.extend(later.calls, store.descriptions)
     for key, thread in later.threads.items():
         _extend_thread(store.threads.setdefault(key, Thread(*key)), thread, numbers, calls)
-    store.collective_kernels += later.collective_kernels
+    store.collective_kernels.extend_known(later.collective_kernels, numbers, store.descriptions)
     store.other_kernels.extend(later.other_kernels, numbers)
     store.copies.extend(later.copies, numbers)
     store.gpu_rows += later.gpu_rows
@@ -43,25 +47,13 @@ def pieces(store: Store) -> Iterator[Store]:
 
     It is emptied on the way, so that what one process sends and another receives is not held by both for long.
     """
-    copies, others, known = store.copies, store.other_kernels, store.collective_kernels
-    store.copies, store.other_kernels, store.collective_kernels = GpuRows(), GpuRows(), []
-    yield store
-    store.threads.clear()
-    store.calls.clear()
-    yield _piece(store.names, copies, others)
-    del copies, others
-    known.reverse()
-    while known:
-        piece = _piece(store.names, GpuRows(), GpuRows())
-        piece.collective_kernels = known[: -_AT_ONCE - 1 : -1]
-        del known[-_AT_ONCE:]
-        yield piece
-
-
-def _piece(names: list[str], copies: GpuRows, others: GpuRows) -> Store:
-    piece = Store()
-    piece.names, piece.copies, piece.other_kernels = names, copies, others
-    return piece
+    for part in _PARTS:
+        later = Store()
+        later.names = store.names
+        for name in part:
+            setattr(later, name, getattr(store, name))
+            setattr(store, name, getattr(Store(), name))
+        yield later
 
 
 def _going_on(store: Store, later: Store) -> Iterator[tuple[Thread, tuple[float, float]]]:

@@ -1,6 +1,6 @@
-"""What is kept of a trace while it is read: columns of numbers for the many rows, objects for the few.
+"""What is kept of a trace while it is read.
 
-Memory grows with launches (16 bytes each), GPU rows (44 bytes) and calls, not with the file. CPU ops that no
+Memory grows with launches (16 bytes each), GPU rows (44 bytes) and calls (20), not with the file. CPU ops that no
 rule asks for are dropped at once. Which plain ops may matter is known only from the rows around them; in Kineto's
 own order (per thread by start) that is known when they come. In any other order `ordered` turns False and the plain
 ops are collected by a second reading (`PlainOps`), so the order changes the time, not the answer.
@@ -13,13 +13,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from operator import gt
-from sys import intern
 from typing import Any
 
 from .. import kernels
 from . import events, frames
-from .events import Annotation, CommArgs, DriverLaunch, Id, Kernel, Launch, Memcpy, NoTime, Op, ThreadName
+from .events import Annotation, DriverLaunch, Id, Kernel, Launch, Memcpy, NoTime, Op, ThreadName
 from .frames import Frames
+from .rows import Calls, Descriptions, GpuRows, KnownRows
 
 _NAMES_CACHED = 1 << 16
 # Calls of the runtime that never put a row on the GPU; "Memcpy", "Memset" and "Launch" do.
@@ -70,73 +70,21 @@ class Thread:
 _NO_THREAD = Thread(float("nan"), float("nan"))  # type: ignore[arg-type]  # like no id
 
 
-class GpuRows:
-    """GPU rows whose name doesn't say whether they belong to a collective, as columns."""
-
-    def __init__(self) -> None:
-        self.starts = array("d")
-        self.durations = array("d")
-        self.correlations = array("q")
-        self.externals = array("q")
-        self.names = array("i")
-        self.pids: list[Id] = []
-
-    def append(self, row: Kernel, name: int) -> None:
-        args = row.args
-        correlation, external = args.correlation, args.external
-        if external == -1:
-            external = args.external_old
-        self.starts.append(row.ts)
-        self.durations.append(row.dur)
-        try:
-            self.correlations.append(correlation)
-        except OverflowError:
-            self.correlations.append(-1)
-        try:
-            self.externals.append(external)
-        except OverflowError:
-            self.externals.append(-1)
-        self.names.append(name)
-        # Interned ints and strings: a list of references costs 8 bytes a row.
-        self.pids.append(row.pid)
-
-    def extend(self, rows: GpuRows, numbers: Sequence[int]) -> None:
-        """Append rows whose names were numbered otherwise: `numbers` has theirs."""
-        self.starts += rows.starts
-        self.durations += rows.durations
-        self.correlations += rows.correlations
-        self.externals += rows.externals
-        self.names.extend(numbers[name] for name in rows.names)
-        self.pids += rows.pids
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-
-class Call:
-    """One `record_param_comms` row: what c10d said about a call, and how many tensors it took."""
-
-    __slots__ = ("args", "tensors")
-
-    def __init__(self, args: CommArgs, tensors: int) -> None:
-        self.args = args
-        self.tensors = tensors
-
-
 class Store:
     """Everything the join needs, filled batch by batch with `add`."""
 
     def __init__(self) -> None:
         self.threads: dict[tuple[Id, Id], Thread] = {}
         self.names: list[str] = []
-        self.calls: list[Call] = []
-        self.collective_kernels: list[tuple[Kernel, kernels.Kernel]] = []
+        self.calls = Calls()
+        self.collective_kernels = KnownRows()
         self.other_kernels = GpuRows()
         self.copies = GpuRows()
         self.gpu_rows = 0
         self.without_time = 0
         self.amd = False
         self.ordered = True
+        self.descriptions = Descriptions()
         self._name_numbers: dict[str, int] = {}
         self._op_flags: dict[str, int] = {}
         self._annotation_flags: dict[str, int] = {}
@@ -151,7 +99,9 @@ class Store:
 
     def __getstate__(self) -> dict[str, Any]:
         """What `merge.extend` takes of a store that another process filled: all but the caches."""
-        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return {
+            name: value for name, value in vars(self).items() if not name.startswith("_") and name != "descriptions"
+        }
 
     def add(self, batch: Iterable[Any]) -> None:
         """Take one batch of the reader's events; their undecoded arguments need not live longer.
@@ -232,9 +182,9 @@ class Store:
 
     def _call(self, row: Op) -> int:
         args = events.comm_args(row.args)
-        _intern(args)
         coalesced = args.collective is not None and "coalesced" in args.collective
-        self.calls.append(Call(args, events.input_tensors(row.args) if coalesced else 1))
+        tensors = events.input_tensors(row.args) if coalesced else 1
+        self.calls.append(self.descriptions.one(args), tensors, events.external_id(args))
         return len(self.calls) - 1
 
     def _annotation(self, row: Annotation) -> None:
@@ -291,13 +241,18 @@ class Store:
         if isinstance(found, int):
             self.other_kernels.append(row, found)
         elif found.collective:
-            row.name = intern(row.name)
-            _intern(row.args)
-            self.collective_kernels.append((row, found))
+            self.collective_kernels.append(row, self.number_of(row.name))
+            self.collective_kernels.args.append(self.descriptions.one(row.args))
 
     def _known_or_number(self, name: str) -> kernels.Kernel | int:
         found = kernels.classify(name)
         return self.number_of(name) if found is None else found
+
+    def drop_launches(self) -> None:
+        """Forget launches and GPU rows, once they are joined."""
+        self.collective_kernels, self.other_kernels, self.copies = KnownRows(), GpuRows(), GpuRows()
+        for thread in self.threads.values():
+            thread.launch_times, thread.launch_correlations = array("d"), array("q")
 
     def processes(self) -> list[Id]:
         """The processes that ran CPU ops or launched work, in the order of the file."""
@@ -328,13 +283,6 @@ class PlainOps:
                 continue
             flags = frames.IS_OP | frames.INNER | (frames.FORWARD_OP if is_forward_op(row) else 0)
             self._store.threads[row.pid, row.tid].frames.append(row.ts, end, flags, self._store.number_of(row.name))
-
-
-def _intern(args: CommArgs) -> None:
-    """Keep each of a call's words once: they are few, calls are many."""
-    args.collective = None if args.collective is None else intern(args.collective)
-    args.dtype = None if args.dtype is None else intern(args.dtype)
-    args.group = None if args.group is None else intern(args.group)
 
 
 def is_forward_op(row: Op) -> bool:
