@@ -16,7 +16,7 @@ from ..plan import DEFAULT_CONFIGURATION, Case, Plan
 from ..result import CaseResult, Environment, Result, StartResult, SuiteName, Verdict
 from ..runfolder import Lost, RankEnvironment, Record, RunFolder, Values
 from ..suite import Suite, SuiteCase
-from ..trace.collectives import read_collectives
+from ..trace.pool import read_all
 from ..watch import NOT_RUN
 from .bandwidth import bandwidth_rows
 from .coverage import GATE_PHASES, added, coverage
@@ -160,14 +160,10 @@ def _read_traces(
     """Each rank's collectives, what the reader has to say of the traces, and what stops the case from being judged."""
     collectives: dict[int, list[Collective]] = {}
     notes: list[str] = []
-    for rank, record in records.items():
-        path = folder.trace(planned, record)
-        if path is None:
-            continue
-        try:
-            read = read_collectives(path)
-        except UserError as error:
-            sentence = f"the trace of rank {rank} can't be read: {_inside(folder.path, str(error))}"
+    paths = {rank: path for rank, record in records.items() if (path := folder.trace(planned, record)) is not None}
+    for rank, read in zip(paths, read_all(list(paths.values())), strict=True):
+        if isinstance(read, UserError):
+            sentence = f"the trace of rank {rank} can't be read: {_inside(folder.path, str(read))}"
             return collectives, notes, Trouble("error", sentence)
         collectives[rank] = [_of_rank(row, rank) for row in read.collectives]
         if read.salvaged:

@@ -18,7 +18,7 @@ from ..plan import Case
 from ..result import Environment, Result, StartResult, SuiteName, Verdict
 from ..runfolder import Buffer, End, PoolRecord, Record, RunFolder, read_json
 from ..script_result import Fallen, ScriptResult, ScriptRow
-from ..trace.collectives import read_collectives
+from ..trace.pool import Outcome, read_all
 from .coverage import GATE_PHASES, coverage, group_of
 from .expectation import kernels_seen
 from .gate import verdict
@@ -77,8 +77,9 @@ def judge_script(folder: RunFolder, asked: ScriptResult) -> Result:
     trouble = _trouble(records, end, asked.ranks)
     calls: list[Call] = []
     notes = [SHARED_GPU] if environment.ranks_per_gpu > 1 else []
-    for rank, record in records.items():
-        found = _calls(folder, case, rank, record, notes)
+    paths = {rank: path for rank, record in records.items() if (path := folder.trace(case, record)) is not None}
+    for rank, read in zip(paths, read_all(list(paths.values())), strict=True):
+        found = _calls(folder, paths[rank], read, rank, records[rank], notes)
         if isinstance(found, Trouble):
             trouble = trouble or found
         else:
@@ -161,15 +162,12 @@ def _trouble(records: Mapping[int, ScriptRecord], end: End | None, ranks: int) -
     return None
 
 
-def _calls(folder: RunFolder, case: Case, rank: int, record: ScriptRecord, notes: list[str]) -> list[Call] | Trouble:
+def _calls(
+    folder: RunFolder, path: Path, read: Outcome, rank: int, record: ScriptRecord, notes: list[str]
+) -> list[Call] | Trouble:
     """The collectives of one rank with who issued them; what a reader must know is added to `notes`."""
-    path = folder.trace(case, record)
-    if path is None:
-        return []
-    try:
-        read = read_collectives(path)
-    except UserError as error:
-        message = str(error).replace(f"{folder.path}/", "")
+    if isinstance(read, UserError):
+        message = str(read).replace(f"{folder.path}/", "")
         return Trouble(True, f"the trace of rank {rank} can't be read: {message}")
     if read.salvaged:
         notes.append(f"the trace of rank {rank} was salvaged: {read.salvaged}")

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest import mock
 
 from runner.compare import compare_files
 from runner.errors import UserError
@@ -31,10 +32,11 @@ from runner.report.page import write_page
 from runner.report.terminal import print_run_table
 from runner.result import read_result
 from runner.suite import load_suite
+from runner.trace import worker
 from runner.trace.collectives import TraceFile, read_collectives
 from runner.traces import Traces, write_json
 from tests import reference
-from tests.runner.trace.support import differences
+from tests.runner.trace.support import SameProcess, differences
 
 from . import mutate
 
@@ -61,6 +63,15 @@ def valid_trace(data: bytes, folder: Path) -> None:
     assert found.salvaged is None, found.salvaged
     lines = differences(reference.classify(reference.read(path)), found)
     assert not lines, lines[:3]
+
+
+def halves(data: bytes, folder: Path) -> None:
+    """A trace file, whole or broken: what two readers make of it is what one does."""
+    path = folder / "trace.json"
+    path.write_bytes(data)
+    alone = _told(lambda: read_collectives(path, block=512))
+    with mock.patch.object(worker, "Worker", SameProcess):
+        assert _told(lambda: read_collectives(path, block=512, halves=True)) == alone
 
 
 def suite(data: bytes, folder: Path) -> None:
@@ -117,6 +128,7 @@ Door = Callable[[bytes, Path], None]
 DOORS: dict[str, tuple[Door, Callable[[Random], bytes]]] = {
     "trace": (trace, mutate.broken_trace),
     "valid_trace": (valid_trace, mutate.valid_trace),
+    "halves": (halves, mutate.any_trace),
     "suite": (suite, mutate.suite),
     "machine": (machine, mutate.machine),
     "result": (result, mutate.result),

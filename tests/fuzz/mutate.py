@@ -308,6 +308,14 @@ def broken_trace(random: Random) -> bytes:
     return change_bytes(data, random)
 
 
+def any_trace(random: Random) -> bytes:
+    """A trace's file, whole or broken, plain or packed."""
+    if random.randrange(2):
+        return broken_trace(random)
+    data = valid_trace(random)
+    return data if data.startswith(b"\x1f\x8b") or random.randrange(3) else gzip.compress(data, 1)
+
+
 def suite(random: Random) -> bytes:
     """A suite file, mostly broken."""
     # The full one takes a tenth of a second.

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,9 +18,12 @@ from hypothesis import strategies as st
 
 from runner.result import read_result
 from runner.suite import load_suite
+from runner.trace.halves import SecondHalf
 from tests.fuzz import doors, mutate
 
-EXAMPLES = {"trace": 700, "valid_trace": 300, "suite": 400, "machine": 400, "result": 500, "artifact": 600}
+EXAMPLES = {
+    "trace": 700, "valid_trace": 300, "halves": 300, "suite": 400, "machine": 400, "result": 500, "artifact": 600,
+}  # fmt: skip
 SOME = settings(
     derandomize=True, deadline=None, database=None, max_examples=150,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -50,6 +54,10 @@ def test_each_door_opens_to_what_is_valid(folder: Path) -> None:
     for data in mutate.results():
         (folder / "result.json").write_bytes(data)
         assert read_result(folder / "result.json").cases
+    with mock.patch.object(SecondHalf, "has_read", autospec=True, side_effect=SecondHalf.has_read) as has_read:
+        for seed in range(20):
+            doors.enter("halves", mutate.any_trace(Random(seed)), folder)
+    assert has_read.call_count >= 5
     taken = 0
     for seed in range(60):
         doors.enter("artifact", mutate.artifact(Random(seed)), folder)

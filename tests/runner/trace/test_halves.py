@@ -7,7 +7,6 @@ import gzip
 import json
 import multiprocessing
 import os
-import pickle
 import random
 import signal
 import threading
@@ -24,34 +23,11 @@ from runner.trace.collectives import read_collectives
 from runner.trace.text import Window
 from tests import reference
 from tests.runner.trace.random_traces import Maker
-from tests.runner.trace.support import DATA, base
+from tests.runner.trace.support import DATA, SameProcess, base
 from tests.runner.trace.test_against_reference import LAYOUTS
 from tests.runner.trace.test_malformed import FILES
 
 TRACE = DATA / "traces" / "h200" / "w2_whole_step_r0.json.gz"
-
-
-class Same:
-    """A worker without a process, and a list in the place of its pipe; what it sends is pickled all the same."""
-
-    def __init__(self, work: Any, *given: Any) -> None:
-        self.receiving = self
-        self.sent: list[bytes] = []
-        work(*given, self)
-
-    def poll(self, timeout: float) -> bool:
-        return True  # nothing, where nothing was sent: its end
-
-    def send(self, value: Any) -> None:
-        self.sent.append(pickle.dumps(value))
-
-    def recv(self) -> Any:
-        if not self.sent:
-            raise EOFError
-        return pickle.loads(self.sent.pop(0))
-
-    def kill(self) -> None:
-        pass
 
 
 @pytest.fixture
@@ -96,7 +72,7 @@ def cut_at(monkeypatch, comma: int) -> None:
         window.start += 1
         return comma
 
-    monkeypatch.setattr(worker, "Worker", Same)
+    monkeypatch.setattr(worker, "Worker", SameProcess)
     monkeypatch.setattr(halves, "_middle", lambda path, source: comma)
     monkeypatch.setattr(halves, "_comma_near", behind_comma)
 
@@ -159,7 +135,7 @@ def test_packed_in_other_ways(pack, taken_over, tmp_path, monkeypatch, taken):
     """Where the other process begins is only guessed by what the file says of its length."""
     path = tmp_path / "trace.json.gz"
     path.write_bytes(pack(whole_step()))
-    monkeypatch.setattr(worker, "Worker", Same)
+    monkeypatch.setattr(worker, "Worker", SameProcess)
     assert told(path, block=4096, halves=True) == told(path, block=4096)
     assert taken_over is None or taken[True] == taken_over
 
