@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,19 @@ def plain_terminal() -> Iterator[None]:
         for name in ("NO_COLOR", "FORCE_COLOR", "COLORTERM", "COLUMNS", "LINES"):
             patch.delenv(name, raising=False)
         yield
+
+
+def pytest_configure() -> None:
+    """Let programs that are started here be interrupted, even where this one was started to ignore that (nohup, &)."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, lambda *_: None)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: a worker that takes one of them last would keep all others waiting."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
