@@ -41,6 +41,7 @@ RULES: tuple[Rule, ...] = (
     causes_call.COALESCED,
     causes_call.SIZE,
     causes_call.QUIRK,
+    causes_memory.SMALL_WITH_ONE_SIDE,
     causes_memory.CONTRAST,
     causes_machine.KERNEL_CHOICE,
 )

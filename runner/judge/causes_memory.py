@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .causes_evidence import Call, Evidence, Found, Rule, told
+from .causes_facts import LL_QUIRK_BYTES
 
 _LIBRARIES = {"ddp": "DDP", "fsdp2": "FSDP2"}
 
@@ -67,6 +68,26 @@ def one_side(call: Call, evidence: Evidence) -> Found | None:
         f"only the {good[0]} of the {call.kind} is symmetric memory, and {evidence.nccl} needs the {bad[0]} to be",
         [told(without, call.buffers, f"are the {bad[0]}, not in symmetric memory")],
         mend=f"allocate the {bad[0]} in the registered pool too",
+    )
+
+
+def small_with_one_side(call: Call, evidence: Evidence) -> Found | None:
+    """What this NCCL needs is symmetric memory, the other side is not, and the call is small."""
+    if evidence.version is None or call.bytes is None or call.bytes >= LL_QUIRK_BYTES or call.coalesced:
+        return None
+    needed = {id(buffer) for buffer in call.needed(evidence.version)}
+    others = [buffer for buffer in call.buffers if id(buffer) not in needed]
+    without = [buffer for buffer in others if buffer.registration != "symmetric"]
+    good = {buffer.registration == "symmetric" for buffer in call.buffers if id(buffer) in needed}
+    if good != {True} or not without:
+        return None
+    side = without[0].role
+    return Found(
+        f"the {side} of this small {call.kind} is not symmetric memory; {evidence.nccl} does without it in large "
+        "calls, but in small ones it then takes a symmetric kernel only where it would choose the protocol LL anyhow",
+        [f"{call.bytes} bytes", told(without, call.buffers, f"are the {side}, not in symmetric memory")],
+        "likely",
+        mend=f"allocate the {side} in the registered pool too",
     )
 
 
@@ -173,6 +194,16 @@ ONE_SIDE = Rule(
     mend="allocate both in the registered pool",
     source="https://github.com/NVIDIA/nccl/blob/v2.30.7-1/src/sym_kernels.cc",
     look=one_side,
+)
+SMALL_WITH_ONE_SIDE = Rule(
+    name="small-call-one-side",
+    means="From NCCL 2.29 on the output of an all-gather and the input of a reduce-scatter are enough, but for small "
+    "calls only LL kernels are then left, and those only where NCCL's general choice would be the protocol LL too. "
+    "Seen with 2.32.3 at 2 KiB; 2.30.7 took them.",
+    seen_by="where input and output lie, the size (below 256 KiB, an estimate), and the version",
+    mend="allocate both in the registered pool",
+    source="https://github.com/NVIDIA/nccl/blob/v2.30.7-1/src/scheduler/symmetric_sched.cc",
+    look=small_with_one_side,
 )
 OUTSIDE = Rule(
     name="outside-pool",

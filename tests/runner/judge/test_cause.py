@@ -238,6 +238,16 @@ CAUSES: list[tuple[str, Evidence, Evidence]] = [
         evidence(row(bytes=2048), buffers=[buffer(bytes=2048)], nccl="2.29.2"),
         evidence(nccl="2.29.2"),
     ),
+    (  # as seen on an H200
+        "small-call-one-side",
+        of_kind("all_gather", 2048, {"input": "outside", "output": "symmetric"}, nccl="2.32.3"),
+        of_kind("all_gather", 2048, {"input": "symmetric", "output": "symmetric"}, nccl="2.32.3"),
+    ),
+    (
+        "small-call-one-side",
+        of_kind("reduce_scatter", 2048, {"input": "symmetric", "output": "outside"}, nccl="2.32.3"),
+        of_kind("reduce_scatter", 64 << 20, {"input": "symmetric", "output": "outside"}, nccl="2.32.3"),
+    ),
     (
         "symmetric-kernel-chosen",
         evidence(variables={"NCCL_SYM_KERNEL": "AllGather_ST"}),
