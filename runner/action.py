@@ -159,6 +159,7 @@ def _run_settings(inputs: Inputs, baseline: Path | None) -> RunSettings:
         gate=inputs.gate,
         baseline=baseline,
         page=inputs.page,
+        witness=inputs.witness,
     )
 
 

@@ -50,6 +50,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     launcher: LauncherName = "torchrun"
     python: str | None = None
     nccl: str | None = None
+    witness: bool = False
     timeout_minutes: int = 30
     baseline: str = "auto"
     require_baseline: bool = False
@@ -103,6 +104,7 @@ def read_inputs(environment: Mapping[str, str]) -> Inputs:
         launcher=cast("LauncherName", given.word("launcher", get_args(LauncherName), default.launcher)),
         python=given.text("python"),
         nccl=given.text("nccl"),
+        witness=given.boolean("witness", default.witness),
         timeout_minutes=given.parsed("timeout-minutes", _minutes, default.timeout_minutes),
         baseline=given.text("baseline") or default.baseline,
         require_baseline=given.boolean("require-baseline", default.require_baseline),
@@ -209,6 +211,7 @@ def _of_a_check(inputs: Inputs) -> list[str]:
         "suite": inputs.suite, "only": inputs.only, "traces": inputs.traces, "script": inputs.script,
         "script-args": inputs.script_args, "ranks": inputs.ranks, "ranks-per-gpu": inputs.ranks_per_gpu,
         "python": inputs.python, "nccl": inputs.nccl, "launcher": inputs.launcher != Inputs().launcher,
+        "witness": inputs.witness,
     }  # fmt: skip
     return [name for name, value in given.items() if value]
 
@@ -231,7 +234,18 @@ def _refuse_contradictions(inputs: Inputs, has_token: bool) -> None:
         if names:
             raise UserError(f"{' and '.join(names)} can't go with mode: report, which runs and judges nothing")
         return
-    every = {"suite", "only", "script", "script-args", "ranks", "ranks-per-gpu", "python", "nccl", "launcher"}
+    every = {
+        "suite",
+        "only",
+        "script",
+        "script-args",
+        "ranks",
+        "ranks-per-gpu",
+        "python",
+        "nccl",
+        "launcher",
+        "witness",
+    }
     for main, others in (("traces", every), ("script", {"suite", "only", "traces", "launcher"})):
         extra = [name for name in names if name in others]
         if main in names and extra:

@@ -62,13 +62,15 @@ def test_every_input_and_output_is_described(document: dict[str, Any]) -> None:
 def test_all_that_may_be_asked_for(read) -> None:
     suite = read(
         suite="full", only="all_reduce/st*\n\n  ddp/*  \n", ranks="8", ranks_per_gpu="2", python="/opt/my python",
-        launcher="slurm", nccl="2.30.7", timeout_minutes="90", baseline="base/result.json", require_baseline="true",
+        launcher="slurm", nccl="2.30.7", witness="true", timeout_minutes="90",
+        baseline="base/result.json", require_baseline="true",
         fail_on="regressed, error", min_forward_coverage="90", min_backward_coverage="87.5 %", coverage_by="bytes",
         junit="a/b.xml", page="true", comment="false", comment_key="h200", upload="all",
     )  # fmt: skip
     assert suite == Inputs(
         suite="full", only=("all_reduce/st*", "ddp/*"), ranks=8, ranks_per_gpu=2, python="/opt/my python",
-        launcher="slurm", nccl="2.30.7", timeout_minutes=90, baseline="base/result.json", require_baseline=True,
+        launcher="slurm", nccl="2.30.7", witness=True, timeout_minutes=90,
+        baseline="base/result.json", require_baseline=True,
         gate=Gate(fail_on=("error", "regressed"), minimum={"forward": 0.9, "backward": 0.875}, coverage_by="bytes"),
         junit="a/b.xml", page=True, comment=False, comment_key="h200", upload="all",
     )  # fmt: skip
@@ -108,6 +110,8 @@ def test_all_that_may_be_asked_for(read) -> None:
         ({"launcher": "mpi"}, "launcher: 'mpi' is not one of torchrun, slurm"),
         ({"launcher": "slurm", "script": "t.py"}, "launcher can't go with script"),
         ({"launcher": "slurm", "traces": "t"}, "launcher can't go with traces"),
+        ({"witness": "maybe"}, "witness: 'maybe' is not one of true, false"),
+        ({"witness": "true", "traces": "t"}, "witness can't go with traces"),
         ({"comment_key": "a b"}, "comment-key: 'a b' is no key"),
         ({"comment_key": "../x"}, "comment-key: '../x' is no key"),
         ({"script": "t.py", "script_args": "'a"}, "script-args: can't be split into words"),
