@@ -87,8 +87,7 @@ class SecondHalf:
         if not fits(self._store, found[0]):
             return None
         found.reverse()
-        while found:
-            extend(self._store, found.pop())
+        extend(self._store, (found.pop() for _ in range(len(found))))
         return members
 
     def __enter__(self) -> SecondHalf:

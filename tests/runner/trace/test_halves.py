@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from runner.errors import UserError
-from runner.trace import halves, pool, worker
+from runner.trace import halves, merge, pool, worker
 from runner.trace.collectives import read_collectives
 from runner.trace.text import Window
 from tests import reference
@@ -102,6 +102,17 @@ def test_the_same_wherever_it_is_cut(layout, tmp_path, monkeypatch, taken):
         assert told(path, block=256, halves=True) == wanted
     assert taken[True] > 10
     assert taken[False]
+
+
+@pytest.mark.parametrize("rows", [1, 7, 1000])
+def test_the_same_however_small_the_pieces_are_that_are_sent(rows, tmp_path, monkeypatch, taken):
+    path = tmp_path / "trace.json"
+    path.write_bytes(whole_step())
+    wanted = told(path)
+    monkeypatch.setattr(merge, "_AT_ONCE", rows)
+    monkeypatch.setattr(worker, "Worker", SameProcess)
+    assert told(path, block=4096, halves=True) == wanted
+    assert taken == {True: 1}
 
 
 def test_the_same_where_a_packed_file_is_cut(tmp_path, monkeypatch, taken):
