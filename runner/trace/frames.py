@@ -12,6 +12,8 @@ import re
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+from itertools import islice
+from operator import ge
 from typing import NamedTuple
 
 EVALUATE = 1 << 0
@@ -133,7 +135,7 @@ class Frames:
     def sort(self) -> None:
         """Order by start, the longer first where two start together."""
         starts, ends = self.starts, self.ends
-        if all(starts[row] < starts[row + 1] for row in range(len(self) - 1)):
+        if not any(map(ge, starts, islice(starts, 1, None))):
             return
         order = sorted(range(len(self)), key=lambda row: (starts[row], -ends[row]))
         self._reorder(order)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -36,13 +37,20 @@ _PATIENCE = 10.0
 _PATIENCE_FACTOR = 5.0
 
 
+class _BrokenOff(Exception):
+    """The other process came to its end while this one was taking its rows over."""
+
+
 def read_events(path: Path, *, block: int, halves: bool = False) -> tuple[TraceReader, Store]:
     """Read a file's events into a store, with `halves` in two processes. Raises UserError as the reader does."""
     store = Store()
-    with SecondHalf(path, block, store) as second:
-        reader = TraceReader(path, block=block, second=second if halves else None)
-        for batch in reader.batches():
-            store.add(batch)
+    try:
+        with SecondHalf(path, block, store) as second:
+            reader = TraceReader(path, block=block, second=second if halves else None)
+            for batch in reader.batches():
+                store.add(batch)
+    except _BrokenOff:  # what the store holds is neither half nor whole
+        return read_events(path, block=block)
     return reader, store
 
 
@@ -81,13 +89,13 @@ class SecondHalf:
         if not self._worker.receiving.poll(patience):
             return None
         try:
-            members, found = _received(self._worker.receiving)
+            members: dict[str, Any] = self._worker.receiving.recv()
+            head = self._worker.receiving.recv()
         except (EOFError, OSError):  # the process ended, perhaps in the middle
             return None
-        if not fits(self._store, found[0]):
+        if not fits(self._store, head):
             return None
-        found.reverse()
-        extend(self._store, (found.pop() for _ in range(len(found))))
+        extend(self._store, _received(self._worker.receiving, head))
         return members
 
     def __enter__(self) -> SecondHalf:
@@ -145,10 +153,13 @@ def _send(sending: Connection, members: dict[str, Any], store: Store) -> None:
     sending.send(None)
 
 
-def _received(receiving: Connection) -> tuple[dict[str, Any], list[Store]]:
-    """What `_send` sent, all of it. Raises EOFError or OSError where the end is missing."""
-    members: dict[str, Any] = receiving.recv()
-    found: list[Store] = []
-    while (piece := receiving.recv()) is not None:
-        found.append(piece)
-    return members, found
+def _received(receiving: Connection, piece: Store | None) -> Iterator[Store]:
+    """What `_send` sent, piece by piece, from a first one on. Raises _BrokenOff where the end is missing."""
+    while piece is not None:
+        yield piece
+        try:
+            if not receiving.poll(_PATIENCE):
+                raise _BrokenOff
+            piece = receiving.recv()
+        except (EOFError, OSError):
+            raise _BrokenOff from None

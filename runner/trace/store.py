@@ -92,10 +92,6 @@ class Store:
         self._kernels: dict[str, kernels.Kernel | int] = {}
         self._plain_ops: set[str] = set()
         self._launching = _NO_THREAD
-        self._take: dict[type, Callable[[Any], None]] = {
-            Annotation: self._annotation, Launch: self._launch, DriverLaunch: self._launch, Kernel: self._kernel,
-            Memcpy: self._copy, NoTime: self._no_time, ThreadName: self._thread_name,
-        }  # fmt: skip
 
     def __getstate__(self) -> dict[str, Any]:
         """What `merge.extend` takes of a store that another process filled: all but the caches."""
@@ -108,13 +104,13 @@ class Store:
 
         Most rows are of no interest or plain ops outside every frame that is kept: those are done with right here.
         """
-        take, plain_ops = self._take, self._plain_ops
+        take, plain_ops = _TAKE, self._plain_ops
         thread = _NO_THREAD
         for row in batch:
             kind = type(row)
             if kind is not Op:
                 if kind in take:
-                    take[kind](row)
+                    take[kind](self, row)
                 continue
             if thread.tid != row.tid or thread.pid != row.pid:
                 thread = self.thread(row.pid, row.tid)
@@ -259,6 +255,13 @@ class Store:
         return list(
             dict.fromkeys(t.pid for t in self.threads.values() if t.has_ops or t.has_calls or len(t.launch_times))
         )
+
+
+# Not in the Store: methods bound to it would make a cycle, and the collector is off while it is needed.
+_TAKE: dict[type, Callable[[Store, Any], None]] = {
+    Annotation: Store._annotation, Launch: Store._launch, DriverLaunch: Store._launch, Kernel: Store._kernel,
+    Memcpy: Store._copy, NoTime: Store._no_time, ThreadName: Store._thread_name,
+}  # fmt: skip
 
 
 class PlainOps:

@@ -288,6 +288,28 @@ def test_a_process_that_fails_is_done_without(end, tmp_path, forked, monkeypatch
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.parametrize("end", [lambda: os._exit(0), lambda: time.sleep(600)], ids=["ended", "hanging"])
+@pytest.mark.parametrize("sent", [1, 2, 5])
+def test_a_process_that_fails_while_its_rows_are_taken_over(sent, end, tmp_path, forked, monkeypatch, taken):
+    """What is in the store by then is thrown away."""
+
+    def broken(sending: Any, members: dict[str, Any], store: Any) -> None:
+        sending.send(members)
+        for number, piece in enumerate(merge.pieces(store)):
+            if number == sent:
+                end()
+            sending.send(piece)
+
+    path = as_plain(tmp_path)
+    soon(monkeypatch)
+    monkeypatch.setattr(halves, "_send", broken)
+    monkeypatch.setattr(merge, "_AT_ONCE", 20)
+    monkeypatch.setattr(halves, "_PATIENCE", 0.3)
+    assert told(path, block=4096, halves=True) == told(path)
+    assert taken == {}
+    assert multiprocessing.active_children() == []
+
+
 def test_an_error_leaves_no_process(tmp_path, forked, monkeypatch):
     path = as_plain(tmp_path)
     monkeypatch.setattr(halves, "_read_and_send", lambda *_: time.sleep(600))

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import random
 import subprocess
 import sys
+import weakref
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.runner.trace.support import PROJECT, base
+from runner.trace.merge import pieces
+from runner.trace.reader import TraceReader
+from runner.trace.store import Store
+from tests.runner.trace.support import DATA, PROJECT, base
 
 MIB = 2**20
 # Runs `classify` as the command does, then prints the status and the peak memory (MiB): of the process and of the one
@@ -161,3 +166,17 @@ def test_a_bomb_of_a_name_costs_little_time(tmp_path):
     status, _, answer, _ = measure(path)  # by its end: what is quadratic takes hours here
     assert status == 0
     assert len(answer["files"][0]["collectives"]) >= 2
+
+
+def test_nothing_that_is_read_needs_the_collector() -> None:
+    """It is off while a trace is read: what holds itself would stay until the process ends."""
+    store = Store()
+    for batch in TraceReader(DATA / "malformed" / "00_base_valid.json").batches():
+        store.add(batch)
+    gone = [weakref.ref(store), *(weakref.ref(piece) for piece in pieces(store))]
+    gc.disable()
+    try:
+        del store
+        assert len(gone) > 3 and [one() for one in gone] == [None] * len(gone)
+    finally:
+        gc.enable()
