@@ -3,10 +3,10 @@
 # make lint    linters and types only
 # make fuzz    100,000 broken inputs at random; FUZZ_ARGS="trace --examples 1000" for fewer
 # make audit   known weaknesses and the licences of the packages that the action pins
-# make docs    makes docs/action.md from action.yml
+# make docs    makes docs/action.md and the reusable workflow's inputs from action.yml, docs/causes.md from the causes
 # make lock    pins the packages of the action's own environment anew, with their hashes
 # make bench   times the reading of traces beside other programs (tests/benchmarks/README.md)
-# make clean   removes what these made
+# make clean   removes the environments and the caches of the tools
 #
 # All of it happens in an own environment in .venv. PYTHON is the Python it is made with (3.10 or newer);
 # TORCH_PYTHON is the one with the torch under test, in which nothing is ever installed.
@@ -31,12 +31,12 @@ made := $(VENV)/made-$(python_version)
 installed := $(VENV)/installed-$(firstword $(shell echo '$(sources)' | cksum))
 test_ready := $(VENV)/test-ready
 
-.PHONY: check test lint fuzz audit docs lock clean
+.PHONY: check test lint fuzz audit docs lock bench clean
 .DELETE_ON_ERROR:
 
 check: $(installed)
-	@why="$$($(TORCH_PYTHON) checks/__main__.py --describe </dev/null \
-		| $(BIN)/python -c 'import json, sys; print(json.load(sys.stdin)["error"] or "")')"; \
+	@why="$$($(TORCH_PYTHON) checks/__main__.py --describe 2>/dev/null </dev/null \
+		| $(BIN)/python -c 'import json, sys; print(json.loads(sys.stdin.read() or "{\"error\": \"it cannot be run\"}")["error"] or "")')"; \
 	if [ -z "$$why" ]; then \
 		echo "make check: running the probes on this machine"; \
 		$(BIN)/symmem-check run --python "$(TORCH_PYTHON)"; \
@@ -73,6 +73,8 @@ audit: $(made)
 
 docs: $(test_ready)
 	$(BIN)/python -m runner.action_reference >docs/action.md
+	$(BIN)/python -m runner.judge.causes_page >docs/causes.md
+	$(BIN)/python -m tests.workflows.mirror
 
 # Two providers of machines need more than the rest does, and have a lock of their own.
 lock: $(made)

@@ -28,7 +28,14 @@ def kind_without_kernel(call: Call, evidence: Evidence) -> Found | None:
     """No NCCL has a symmetric kernel for the kind."""
     if call.kind == "unknown" or call.kind in KINDS_WITH_SYMMETRIC_KERNEL:
         return None
-    return Found(f"NCCL has no symmetric kernel for {call.kind}", [f"kind {call.kind}"])
+    by_copies = call.kind == "all_to_all" and evidence.variable("NCCL_CTA_POLICY") is None
+    return Found(
+        f"NCCL has no symmetric kernel for {call.kind}",
+        [f"kind {call.kind}"],
+        mend="set NCCL_CTA_POLICY=2 with NCCL 2.28 or newer, so that copy engines do it, or accept the general kernel"
+        if by_copies
+        else None,
+    )
 
 
 def dtype_not_implemented(call: Call, evidence: Evidence) -> Found | None:
@@ -120,8 +127,8 @@ KIND = Rule(
     name="kind-without-symmetric-kernel",
     means="NCCL has symmetric kernels for all-reduce, all-gather and reduce-scatter only, in every version.",
     seen_by="the kind of the collective",
-    mend="use all-reduce, all-gather or reduce-scatter, or accept the general kernel (NCCL_CTA_POLICY=2 lets "
-    "all-to-all, gather and scatter use the copy engines from NCCL 2.28 on)",
+    mend="use all-reduce, all-gather or reduce-scatter, or accept the general kernel (NCCL_CTA_POLICY=2 lets the copy "
+    "engines do all-to-all from NCCL 2.28 on; torch makes a gather of sends and receives, which they never do)",
     source=_KERNELS,
     look=kind_without_kernel,
 )

@@ -189,7 +189,8 @@ AUTOGRAD = Rule(
 ONE_SIDE = Rule(
     name="one-side-registered",
     means="An all-reduce needs input and output in symmetric memory. Up to NCCL 2.28 so do the others; from "
-    "2.29 on an all-gather needs the output only, a reduce-scatter the input only.",
+    "2.29 on an all-gather needs the output only, a reduce-scatter the input only. Small calls differ: with either "
+    "side there may be an LL kernel (2.30.7 took it at 2 KiB, 2.32.3 did not).",
     seen_by="where input and output lie, and the version",
     mend="allocate both in the registered pool",
     source="https://github.com/NVIDIA/nccl/blob/v2.30.7-1/src/sym_kernels.cc",
@@ -199,7 +200,7 @@ SMALL_WITH_ONE_SIDE = Rule(
     name="small-call-one-side",
     means="From NCCL 2.29 on the output of an all-gather and the input of a reduce-scatter are enough, but for small "
     "calls only LL kernels are then left, and those only where NCCL's general choice would be the protocol LL too. "
-    "Seen with 2.32.3 at 2 KiB; 2.30.7 took them.",
+    "Seen with 2.32.3 at 2 KiB, where 2.30.7 took an LL kernel.",
     seen_by="where input and output lie, the size (below 256 KiB, an estimate), and the version",
     mend="allocate both in the registered pool",
     source="https://github.com/NVIDIA/nccl/blob/v2.30.7-1/src/scheduler/symmetric_sched.cc",

@@ -79,6 +79,16 @@ def test_the_reusable_workflow_asks_no_caller_for_a_right_that_only_some_machine
         ]  # fmt: skip
 
 
+def test_the_reusable_workflows_own_inputs_are_told() -> None:
+    call = yaml.safe_load(WORKFLOW.read_text())[True]["workflow_call"]
+    page = (PROJECT / "docs" / "workflows.md").read_text().partition("## The reusable workflow's own inputs")[2]
+    rows = re.findall(r"^\| `([a-z-]+)`( \(secret\))? \|", page.partition("\n## ")[0], re.MULTILINE)
+    action = yaml.safe_load((PROJECT / "action.yml").read_text())["inputs"]
+    own = [name for name in call["inputs"] if name not in action or name in OWN]
+    assert [name for name, secret in rows if not secret] == own
+    assert [name for name, secret in rows if secret] == [name for name in call["secrets"] if name != "token"]
+
+
 def test_the_reusable_workflow_has_the_actions_inputs() -> None:
     """Otherwise: python tests/workflows/mirror.py"""
     text = WORKFLOW.read_text(encoding="utf-8")

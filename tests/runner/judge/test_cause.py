@@ -379,3 +379,16 @@ def test_every_cause_says_what_it_means_and_where_that_stands() -> None:
 def test_the_page_of_causes_is_up_to_date() -> None:
     page = Path(__file__).parents[3] / "docs" / "causes.md"
     assert page.read_text() == causes_page(), "run: python -m runner.judge.causes_page > docs/causes.md"
+
+
+@pytest.mark.parametrize(
+    ("kind", "variables", "mend"),
+    [
+        ("all_to_all", {}, "set NCCL_CTA_POLICY=2"),
+        ("all_to_all", {"NCCL_CTA_POLICY": "2"}, "use all-reduce"),
+        ("gather", {}, "use all-reduce"),
+    ],
+)
+def test_the_copy_engines_are_named_where_they_would_help(kind: str, variables: dict[str, str], mend: str) -> None:
+    found = find_cause(evidence(row(kind=kind), variables=variables))
+    assert found is not None and found.mend is not None and found.mend.startswith(mend)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from runner.judge.expectation import Seen, Trouble, judge_phase
 from runner.judge.run import suite_coverage
 from runner.model import Collective, Kind
 from runner.result import CaseResult, Environment, PhaseResult
+from runner.runfolder import Buffer, PoolRecord
 from runner.suite import Expectation, Known, SuiteCase
 
 ENVIRONMENT = Environment(ranks=2, ranks_per_gpu=1, hosts=1, torch="2.11.0+cu130", nccl="2.30.7")
@@ -164,3 +166,29 @@ def test_only_kinds_that_ought_to_be_symmetric_count_in_the_suites_coverage() ->
     assert (mixed.symmetric.calls, mixed.fallback.calls, mixed.ratio) == (2, 0, 1.0)
     plain = suite_coverage([result({})])["backward"]
     assert (plain.symmetric.calls, plain.fallback.calls, plain.ratio) == (2, 2, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("buckets", "pool", "name"),
+    [
+        ("default", "step", "communication-memory-not-symmetric"),
+        ("hook", "step", "allocated-on-autograd-thread"),
+        ("hook", "none", "outside-pool"),
+    ],
+)
+def test_a_hook_of_ddp_reduces_in_buffers_of_its_own(buckets: str, pool: str, name: str) -> None:
+    """As recorded on an H200: DDP calls the hook on autograd's thread, and the pool does not hold there."""
+    allocator = None if pool == "none" else "symm_mem.get_mempool_allocator"
+    buffer = Buffer(
+        phase="backward", kind="all_reduce", role="in-place", dtype="bfloat16", bytes=8, in_pool=False,
+        registration="none", thread="autograd",
+    )  # fmt: skip
+    what = Seen(
+        collectives={rank: [row("all_reduce", False, rank)] for rank in range(2)},
+        buffers=[buffer, buffer],
+        pool=PoolRecord(set_up=pool, allocator=allocator, segments=3, registered="symmetric" if allocator else "none"),
+        trouble=None,
+    )
+    wanted = msgspec.structs.replace(case(), workload="ddp", axes={"buckets": buckets, "pool": pool})
+    found = judged(wanted, what).cause
+    assert found is not None and found.name == name
