@@ -224,10 +224,10 @@ def _write_reports(result: Result, inputs: Inputs, out: Path) -> None:
     """Write the reports that the result does not yet have, and the summary, whose links need this step's facts."""
     from .github.settings import glossary_url
     from .report.junit import junit_xml
-    from .report.markdown import GLOSSARY, summary_markdown
+    from .report.markdown import summary_markdown
     from .report.page import write_page
 
-    summary = summary_markdown(result, glossary=glossary_url() or GLOSSARY)
+    summary = summary_markdown(result, glossary=glossary_url())
     (out / "summary.md").write_text(summary, encoding="utf-8")
     _summary(summary)
     (out / "junit.xml").write_text(junit_xml(result), encoding="utf-8")

@@ -11,6 +11,14 @@ EPILOG = """\
 exit status: 0 the gate holds, 1 it does not, 2 the call or a file is wrong,
              3 nothing could be measured
 """
+CLASSIFY_EPILOG = """\
+exit status: 0 read, 2 the call is wrong or a file could not be read,
+             3 no collective was found
+"""
+COMPARE_EPILOG = """\
+exit status: 0 nothing regressed, 1 something did, 2 the call or a file is wrong,
+             3 HEAD has nothing that was measured
+"""
 DOCTOR_EPILOG = """\
 exit status: 0 symmetric kernels can run here, 1 they can't, 2 the call is wrong,
              3 it could not be told (no GPU, or no torch that can use one)
@@ -36,6 +44,8 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
     }  # fmt: skip
     for add in [adders[command]] if command in adders else adders.values():
         add(commands)
+    for part in commands.choices.values():
+        part.set_defaults(own=part)  # whose usage is told of a mistake
     return made
 
 
@@ -52,7 +62,10 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     run.add_argument("--suite", metavar="FILE", help="a suite file, or the name of one that ships (default: default)")
-    run.add_argument("--only", metavar="GLOB", action="append", default=[], help="only the cases whose id matches")
+    run.add_argument(
+        "--only", metavar="GLOB", action="append", default=[],
+        help="only the cases whose id matches; may be given again",
+    )  # fmt: skip
     run.add_argument("--ranks", metavar="N", type=positive, help="how many ranks (default: as the suite says)")
     run.add_argument(
         "--ranks-per-gpu", metavar="N", type=positive,
@@ -129,7 +142,7 @@ def _add_classify(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         help="tell what the collectives in recorded traces ran on",
         description="Read Kineto traces (plain or gzip, told by content) and tell each collective's phase, kind, "
         "mechanism and evidence.",
-        epilog=EPILOG,
+        epilog=CLASSIFY_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     classify.add_argument("traces", metavar="TRACE", nargs="+", help="trace files, folders of them, or globs")
@@ -143,7 +156,7 @@ def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="tell what is no longer symmetric between two runs",
         description="Compare two results, or two folders of traces, by launches a step, never by time. Exit status 1 "
         "where something regressed: it was symmetric in BASE, and in HEAD it falls back or can't be told.",
-        epilog=EPILOG,
+        epilog=COMPARE_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     what = "a result.json, the output folder of a run, or a trace or a folder of traces"

@@ -29,7 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _prepare_streams()
     given, script_arguments = _split(list(sys.argv[1:] if arguments is None else arguments))
     command = given[0] if given else None
-    parsed = parser(command).parse_args(given, argparse.Namespace(script_arguments=script_arguments))
+    parsed, unknown = parser(command).parse_known_args(given, argparse.Namespace(script_arguments=script_arguments))
+    if unknown:
+        hint = "; the arguments of --script stand at the end, after --" if getattr(parsed, "script", None) else ""
+        parsed.own.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     try:
         status = COMMANDS[parsed.command](parsed)
         sys.stdout.flush()  # here, where it can still be told that it fails
@@ -141,9 +144,9 @@ def _report(parsed: argparse.Namespace) -> int:
         _write(parsed.junit, junit_xml(result, extended=parsed.junit_properties), "--junit")
     if parsed.markdown is not None:
         from .github.settings import glossary_url
-        from .report.markdown import GLOSSARY, summary_markdown
+        from .report.markdown import summary_markdown
 
-        _write(parsed.markdown, summary_markdown(result, glossary=glossary_url() or GLOSSARY), "--markdown")
+        _write(parsed.markdown, summary_markdown(result, glossary=glossary_url()), "--markdown")
     if parsed.page is not None:
         from .report.page import write_page
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,6 +35,8 @@ def compare_files(base: str, head: str, warn: Callable[[str], None]) -> Comparis
         return compare_results(before, after, printable(base))
     if any(results):
         result, other = (base, head) if results[0] else (head, base)
+        if not os.path.lexists(other) and not glob.has_magic(other):
+            raise UserError(f"{printable(other)}: no such file; give a result, as {printable(result)} is one")
         raise UserError(f"{printable(result)} is a result and {printable(other)} is none; compare two of the same")
     return _compare_traces(base, head, warn)
 

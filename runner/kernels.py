@@ -7,6 +7,7 @@ The facts stand in kernels.yaml, one row a family of names, each with its source
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from functools import cache, lru_cache
 from pathlib import Path
@@ -115,11 +116,16 @@ def _from_yaml(path: Path, text: bytes) -> Catalogue:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         raw = yaml.load(text, Loader=loader)
-        return msgspec.convert(raw, Catalogue)
+        catalogue = msgspec.convert(raw, Catalogue)
     except yaml.YAMLError as error:
-        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+        said = " ".join(str(error).replace('in "<byte string>", ', "").split())
+        raise UserError(f"{path}: not valid YAML: {said}") from error
     except msgspec.ValidationError as error:
         raise UserError(f"{path}: {_with_row_name(str(error), raw)}") from error
+    for name, number in Counter(row.name for row in catalogue.rows).items():
+        if number > 1:
+            raise UserError(f"{path}: {number} rows are named {name}; give each a name of its own")
+    return catalogue
 
 
 def matcher(catalogue: Catalogue) -> Callable[[str], Kernel | None]:

@@ -132,7 +132,8 @@ def script_settings(arguments: argparse.Namespace) -> ScriptSettings | None:
     if extra := [flag for flag, value in others.items() if value is not None]:
         raise UserError(f"{' and '.join(extra)} can't go with --script: that runs your script and no suite")
     if not Path(arguments.script).is_file():
-        raise UserError(f"{arguments.script}: no such file; give the training script's path with --script")
+        wrong = "is a folder" if Path(arguments.script).is_dir() else "no such file"
+        raise UserError(f"{arguments.script}: {wrong}; give the training script's path with --script")
     return ScriptSettings(
         file=arguments.script,
         arguments=tuple(arguments.script_arguments),

@@ -176,6 +176,8 @@ def load_suite(suite: str | Path) -> Suite:
 
     if isinstance(suite, str) and "/" not in suite and not suite.endswith((".yaml", ".yml")):
         bundled = bundled_suites()
+        if suite not in bundled and Path(suite).is_dir():
+            raise UserError(f"--suite {quoted(suite)}: is a folder; give a suite file in it")
         if suite not in bundled:
             hint = did_you_mean(suite, bundled)
             raise UserError(

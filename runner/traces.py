@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 import msgspec
 
+from . import kernels
 from .errors import UserError
 from .judge.coverage import coverage_by_phase
 from .model import Collective, Coverage, Phase
@@ -67,6 +68,7 @@ def read_traces(patterns: Sequence[str], warn: Callable[[str], None]) -> Traces:
     A folder may hold other JSON files beside its traces: those are left out with a warning; a file named by itself
     must be a trace.
     """
+    kernels.classify("")  # a catalogue that is broken is no fault of any trace
     files: list[TraceFile] = []
     errors: list[FileError] = []
     entries = find_traces(patterns, errors)

@@ -58,7 +58,8 @@ def machine_settings(
     given = os.environ if environment is None else environment
     repository = asked.repository or given.get("GITHUB_REPOSITORY", "")
     if not _REPOSITORY.fullmatch(repository):
-        raise UserError(f"GITHUB_REPOSITORY is {repository!r}; set it, or give --repository OWNER/NAME")
+        told = f"GITHUB_REPOSITORY is {repository!r}" if repository else "GITHUB_REPOSITORY is not set"
+        raise UserError(f"{told}; set it to OWNER/NAME, or give --repository")
     secret = Token(given.get(TOKEN, "").strip())
     if not secret:
         raise UserError(

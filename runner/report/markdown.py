@@ -15,11 +15,10 @@ from .text import Markdown, code, fence, issue_link, markdown
 if TYPE_CHECKING:
     import jinja2
 
-GLOSSARY = "README.md#the-words"
 _IN_RESULT = "result.json has all of it"
 
 
-def summary_markdown(result: Result, *, glossary: str = GLOSSARY) -> str:
+def summary_markdown(result: Result, *, glossary: str | None = None) -> str:
     """The step summary: the verdict first, then coverage, cases, causes with their mends, and the rest folded.
 
     `glossary` is where the words are explained, as a link that works where the summary is shown. What GitHub would not

@@ -124,7 +124,7 @@ def test_one_region_that_fails_keeps_no_other_machine(
     [
         ("start", {"SYMMEM_CHECK_RUNNER_TOKEN": ""}, 2, "no token to register runners with; set SYMMEM_CHECK_RUNNER_"),
         ("start", {"GITHUB_RUN_ID": ""}, 2, "GITHUB_RUN_ID is not set; give --run ID, whose machine it is"),
-        ("list", {"GITHUB_REPOSITORY": "x"}, 2, "GITHUB_REPOSITORY is 'x'; set it, or give --repository OWNER/NAME"),
+        ("list", {"GITHUB_REPOSITORY": "x"}, 2, "GITHUB_REPOSITORY is 'x'; set it to OWNER/NAME, or give --repository"),
         ("start", {"SYMMEM_CHECK_RUNNER_TOKEN": "ghs_weak"}, 2, "403: Resource not accessible by integration"),
     ],
 )

@@ -36,3 +36,31 @@ def test_what_is_no_command_is_told(given, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(given)
     assert "usage: symmem-check" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            ["run", "--script", "train.py", "--config", "small.yaml"],
+            "symmem-check run: error: unrecognized arguments: --config small.yaml; the arguments of --script stand at the "
+            "end, after --",
+        ),
+        (["run", "train.py"], "symmem-check run: error: unrecognized arguments: train.py"),
+        (["classify", "--frmat", "json", "x.json"], "symmem-check classify: error: unrecognized arguments: --frmat"),
+        (["run", "--suite", "."], "symmem-check: --suite '.': is a folder; give a suite file in it"),
+        (["run", "--script", "."], "symmem-check: .: is a folder; give the training script's path with --script"),
+        (
+            ["machine", "list", "--machine", "m.yaml"],
+            "symmem-check: GITHUB_REPOSITORY is not set; set it to OWNER/NAME",
+        ),
+    ],
+)
+def test_a_mistake_is_told_with_the_usage_of_its_own_command(given, told, capsys, monkeypatch):
+    monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
+    try:
+        status = main(given)
+    except SystemExit as end:
+        status = end.code
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert (status, last[: len(told)]) == (2, told)

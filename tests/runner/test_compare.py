@@ -180,7 +180,7 @@ def test_what_cannot_be_compared_is_told_in_one_line(
         (replay, suite, 2, "so it is no baseline"),
         (traces, str(broken), 2, "train_tp_pool_r1.json.gz"),
         (traces, str(tmp_path / "none"), 2, "none"),
-        (str(tmp_path / "none.json"), suite, 2, "none.json"),
+        (str(tmp_path / "none.json"), suite, 2, "none.json: no such file"),
         (traces, str(empty), 3, "no collective was found"),
         (str(newer), suite, 2, "newer.json: has result schema 2"),
     ]

@@ -108,3 +108,18 @@ def test_classify_needs_no_yaml_then(tmp_path):
     ]  # fmt: skip
     assert [run.stderr.strip() for run in told] == ["True", "False"]
     assert told[0].stdout == told[1].stdout
+
+
+def test_a_broken_catalogue_is_told_once_and_blamed_on_no_trace(tmp_path):
+    project = Path(__file__).parents[2]
+    shutil.copytree(project / "runner", tmp_path / "runner", ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "runner" / "kernels.yaml").open("a") as file:
+        file.write(ROW.replace("my_all_reduce", "my_all_reduce("))
+    traces = sorted((project / "tests" / "data" / "traces" / "h200").glob("train_tp_ckpt_pool_*.json.gz"))
+    done = subprocess.run(
+        [sys.executable, "-m", "runner", "classify", *map(str, traces)],
+        cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    [line] = done.stderr.splitlines()
+    assert line.startswith("symmem-check: kernels.yaml: row mine: the pattern is no regular expression")

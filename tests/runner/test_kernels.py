@@ -317,6 +317,7 @@ def test_the_first_row_wins(tmp_path: Path) -> None:
         ([{"pattern": "x"}], "row without a name: "),
         (["x"], "row that is no mapping: "),
         ([ROW | {"kind": "all_reduces"}], "row mine: .*all_reduces"),
+        ([ROW, ROW | {"pattern": "other"}], "2 rows are named mine; give each a name of its own"),
         ([ROW, ROW | {"name": "open", "pattern": "f("}], "row open: the pattern is no regular expression"),
     ],
 )
@@ -331,8 +332,9 @@ def test_a_catalogue_that_is_no_yaml_or_no_mapping(tmp_path: Path) -> None:
     path = tmp_path / "kernels.yaml"
     for text in ("rows: [", "- a", "", "kinds: {a: no_such_kind}\ndtypes: {}\nrows: []"):
         path.write_text(text)
-        with pytest.raises(UserError, match=r"kernels\.yaml"):
+        with pytest.raises(UserError, match=r"kernels\.yaml") as caught:
             load(path)
+        assert "byte string" not in str(caught.value)
 
 
 def test_the_catalogue_is_read_at_the_first_question_only() -> None:
