@@ -24,15 +24,18 @@ class Kept:
 
     def __init__(self, path: Path, text: bytes) -> None:
         self._path = path.parent / "__pycache__" / f"{path.name}.msgpack"
-        self._stamp = f"{__version__} {len(text)} {zlib.crc32(text)}\n".encode()
+        self._text = f"{__version__} {len(text)} {zlib.crc32(text)}"
+
+    def _stamp_of(self, packed: bytes) -> bytes:
+        return f"{self._text} {len(packed)} {zlib.crc32(packed)}".encode()
 
     def read(self, content: type[Content]) -> Content | None:
         """The content, or None where none is kept, or that of another text or version."""
         try:
-            kept = self._path.read_bytes()
-            if not kept.startswith(self._stamp):
+            stamp, _, packed = self._path.read_bytes().partition(b"\n")
+            if stamp != self._stamp_of(packed):
                 return None
-            return msgspec.msgpack.decode(kept[len(self._stamp) :], type=content)
+            return msgspec.msgpack.decode(packed, type=content)
         except (OSError, msgspec.MsgspecError):
             return None
 
@@ -43,7 +46,8 @@ class Kept:
         unfinished = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         with contextlib.suppress(OSError):
             try:
-                unfinished.write_bytes(self._stamp + msgspec.msgpack.encode(content))
+                packed = msgspec.msgpack.encode(content)
+                unfinished.write_bytes(self._stamp_of(packed) + b"\n" + packed)
                 unfinished.replace(self._path)
             finally:
                 unfinished.unlink(missing_ok=True)

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import islice
 from operator import ge
 from typing import NamedTuple
@@ -144,13 +143,6 @@ class Frames:
         for column in ("starts", "ends", "flags", "names", "calls"):
             old = getattr(self, column)
             setattr(self, column, array(old.typecode, (old[row] for row in rows)))
-
-    def between(self, flags: int, first: float, last: float) -> Iterator[Frame]:
-        """The rows that have any of `flags` and begin in a stretch of time, ends included; the rows must be sorted."""
-        own = self.flags
-        for row in range(bisect_left(self.starts, first), bisect_right(self.starts, last)):
-            if own[row] & flags:
-                yield self.frame(row)
 
 
 class Walk:

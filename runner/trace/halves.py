@@ -9,6 +9,7 @@ matters is open at the cut. In every other case, and where the other process die
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,12 +66,12 @@ class SecondHalf:
         self._began = 0.0
         self._comma: int | None = None
 
-    def begin(self, border: bytes, members: dict[str, Any], *, bare: bool) -> None:
+    def begin(self, cut: Cut) -> None:
         from .worker import Worker  # not at import: most files are read without, and it takes a while
 
         self._began = time.monotonic()
         with contextlib.suppress(OSError):  # such as no more processes: this one reads all the same
-            self._worker = Worker(_read_and_send, self._path, self._block, Cut(border, members, bare))
+            self._worker = Worker(_read_and_send, self._path, self._block, cut, os.getpid())
 
     def comma(self) -> int | None:
         if self._comma is None and self._worker is not None:
@@ -86,10 +87,12 @@ class SecondHalf:
         if self._worker is None:
             return None
         patience = max(_PATIENCE, _PATIENCE_FACTOR * (time.monotonic() - self._began))
-        if not self._worker.receiving.poll(patience):
-            return None
         try:
+            if not self._worker.receiving.poll(patience):
+                return None
             members: dict[str, Any] = self._worker.receiving.recv()
+            if not self._worker.receiving.poll(_PATIENCE):
+                return None
             head = self._worker.receiving.recv()
         except (EOFError, OSError):  # the process ended, perhaps in the middle
             return None
@@ -126,10 +129,12 @@ def _middle(path: Path, source: Source) -> int:
     return int(text_size(path) * (_PLAIN_SHARE if source.plain else _GZIP_SHARE))
 
 
-def _read_and_send(path: Path, block: int, cut: Cut, sending: Connection) -> None:
+def _read_and_send(path: Path, block: int, cut: Cut, parent: int, sending: Connection) -> None:
     reader, store = TraceReader(path, block=block), Store()
     try:
         with Source(path) as source:
+            if source.identity != cut.identity:
+                return
             window = Window(source, max(block, _STRETCH))
             window.restart(_middle(path, source))
             comma = _comma_near(window, cut.border)
@@ -138,7 +143,7 @@ def _read_and_send(path: Path, block: int, cut: Cut, sending: Connection) -> Non
             sending.send(comma)
             for batch in reader.batches_from(window, cut):
                 store.add(batch)
-                if reader.damage.any:
+                if reader.damage.any or os.getppid() != parent:  # nobody waits for it any more
                     return
     except UserError:  # the first reader will come to it itself
         return

@@ -7,6 +7,7 @@ several ranks were merged into one file and it cannot be told whose GPU rows are
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -83,12 +84,9 @@ class Join:
 
     def _keep_below_calls(self, wanted: set[int]) -> None:
         """Keep the launches below `record_param_comms` and `symm_mem::` ops that put a row on the GPU."""
-        below: list[tuple[Thread, Sequence[int]]] = []
-        for thread in self._store.threads.values():
-            for call in thread.frames.with_flags(frames.CALL):
-                rows = thread.launches_between(call.start, call.end)
-                if rows:
-                    below.append((thread, rows))
+        below = [
+            (thread, rows) for thread in self._store.threads.values() for rows in _launches_below_calls(thread) if rows
+        ]
         found = {thread.launch_correlations[row] for thread, rows in below for row in rows}
         on_gpu = found & wanted
         for gpu_rows in (self._store.other_kernels, self._store.copies):
@@ -122,15 +120,15 @@ class Join:
         for thread in self._store.threads.values():
             if thread.pid in launched:
                 launched[thread.pid].update(thread.launch_correlations)
-        claims: dict[Id, dict[Id, int]] = {}
+        claims: dict[Id, Counter[Id]] = {}
         for pid, correlation in self._correlations():
-            claim = claims.setdefault(pid, dict.fromkeys(self.processes, 0))
-            for process in self.processes:
-                claim[process] += correlation in launched[process]
+            claims.setdefault(pid, Counter()).update(
+                process for process in self.processes if correlation in launched[process]
+            )
         pairs: dict[Id, Id] = {}
         tied: list[Id] = []
         for pid, claim in claims.items():
-            best = max(claim.values())
+            best = max(claim.values(), default=0)
             owners = [process for process in self.processes if claim[process] == best]
             if best and len(owners) == 1:
                 pairs[pid] = owners[0]
@@ -145,6 +143,17 @@ class Join:
     def _correlations(self) -> Iterator[tuple[Id, int]]:
         for rows in (self._store.collective_kernels, self._store.other_kernels, self._store.copies):
             yield from zip(rows.pids, rows.correlations, strict=True)
+
+
+def _launches_below_calls(thread: Thread) -> Iterator[Sequence[int]]:
+    """The rows of the launches below calls, each once: calls may lie in one another, or overlap."""
+    begin = end = float("-inf")
+    for call in sorted(thread.frames.with_flags(frames.CALL), key=lambda call: call.start):
+        if call.start > end:
+            yield thread.launches_between(begin, end)
+            begin = call.start
+        end = max(end, call.end)
+    yield thread.launches_between(begin, end)
 
 
 def _pair_shifted(gpus: list[Id], processes: list[Id]) -> dict[Id, Id]:

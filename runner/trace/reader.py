@@ -45,19 +45,20 @@ class Cut(NamedTuple):
     """What a reader that begins behind a comma between two events must know of the text before.
 
     `border` is the text around such commas, `members` what the file said of itself; `bare` where the file is a list
-    without an object around it.
+    without an object around it. `identity` is the file's: another may have taken its name.
     """
 
     border: bytes
     members: dict[str, Any]
     bare: bool
+    identity: tuple[int, ...]
 
 
 class SecondReader(Protocol):
     """Reads a later part of the file while the first is being read."""
 
-    def begin(self, border: bytes, members: dict[str, Any], *, bare: bool) -> None:
-        """Begin at some comma far behind (`Cut`), where there is reason to."""
+    def begin(self, cut: Cut) -> None:
+        """Begin at some comma far behind, where there is reason to."""
 
     def comma(self) -> int | None:
         """The place of that comma, once it is known."""
@@ -238,7 +239,7 @@ class TraceReader:
         """Have another reader begin far behind, now that the look of borders is known, and read up to there only."""
         if not self._second_begun:
             self._second_begun = True
-            second.begin(border, self.members, bare=self._bare)
+            second.begin(Cut(border, self.members, self._bare, window.source.identity))
         comma = second.comma()
         if comma is None:
             return

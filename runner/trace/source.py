@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import stat
 import zlib
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from ..errors import UserError
 
@@ -30,6 +31,7 @@ MAX_GZIP_LAYERS = 3
 _GZIP_LENGTH = 4
 _GZIP_LEAST = 18  # the shortest header and trailer
 _GZIP_RATIO = 12  # Kineto's traces pack to a twelfth or less
+_LAST_STEPS = (2**20, 2**12, 1)
 _OTHER_FORMATS = {
     b"PK\x03\x04": "a zip archive: unpack it first",
     b"\x28\xb5\x2f\xfd": "compressed with zstd: unpack it with `zstd -d` first",
@@ -75,7 +77,12 @@ class Source:
             self._file: IO[bytes] = path.open("rb", buffering=0)
         except OSError as error:
             raise UserError(f"{path}: cannot be opened ({error.strerror or error}); check the path") from None
+        about = os.fstat(self._file.fileno())
+        self.identity = about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
+        self._reader: Any = self._file
         self._opened: list[IO[bytes]] = [self._file]
+        self._position = 0
+        self._end: int | None = None  # of the text that can be had, once that is known of broken data
         try:
             self._unwrap()
         except BaseException:
@@ -101,8 +108,11 @@ class Source:
                 break
             if layer == MAX_GZIP_LAYERS:
                 raise UserError(f"{self.path}: gzip inside gzip, {layer + 1} times; unpack it once and try again")
-            self._file = cast("IO[bytes]", GzipReader(mode="rb", fileobj=self._file))
-            self._opened.append(self._file)
+            packed = GzipReader(mode="rb", fileobj=self._file)
+            self._opened.append(packed)
+            self._file = packed
+            # What is below its buffer, where it has one: of a call that fails all is lost that it has unpacked.
+            self._reader = getattr(getattr(packed, "_buffer", None), "raw", packed)
         for magic, advice in _OTHER_FORMATS.items():
             if head.startswith(magic):
                 raise UserError(f"{self.path}: {advice}")
@@ -110,10 +120,10 @@ class Source:
     def _peek(self, size: int) -> bytes:
         head = b""
         with self._note_broken_gzip():
-            while len(head) < size and (more := self._file.read(size - len(head))):
+            while len(head) < size and (more := self._reader.read(size - len(head))):
                 head += more
         with contextlib.suppress(*_GZIP_ERRORS):
-            self._file.seek(0)
+            self._reader.seek(0)
         return head
 
     @property
@@ -122,19 +132,53 @@ class Source:
         return len(self._opened) == 1
 
     def go_to(self, place: int) -> None:
-        """Read on from a place in the text, in bytes from its beginning."""
+        """Read on from a place in the text, in bytes from its beginning; from its end where it has no such place."""
         self.cut_short = None
-        with self._note_broken_gzip():
-            self._file.seek(place)
+        self._position = place
+        self._end = None if self._seek(place) else place
 
     def readinto(self, view: memoryview) -> int:
         """Fill `view` with the next bytes and return how many; 0 at the end or where the data broke."""
+        if self._end is None:
+            filled = self._fill(view)
+            if self.cut_short is None:
+                self._position += filled
+                return filled
+            self._end = self._find_end()
+            self._reader.seek(0)
+            self._reader.seek(self._position)
+        filled = self._fill(view[: self._end - self._position])
+        self._position += filled
+        return filled
+
+    def _seek(self, place: int) -> bool:
+        """Step to a place in the text, which is unpacked up to there; False where it breaks before."""
+        with self._note_broken_gzip():
+            self._reader.seek(place)
+            return True
+        return False
+
+    def _fill(self, view: memoryview) -> int:
         filled = 0
         with self._note_broken_gzip():
-            file = cast("Any", self._file)
-            while filled < len(view) and (count := file.readinto(view[filled:])):
+            while filled < len(view) and (count := self._reader.readinto(view[filled:])):
                 filled += count
         return filled
+
+    def _find_end(self) -> int:
+        """How much of broken data can be had, found by unpacking it again: of the call that fails, all is lost.
+
+        From where it was read without fault it goes on in ever smaller steps, at last by single bytes.
+        """
+        end = self._position
+        for step in _LAST_STEPS:
+            view = memoryview(bytearray(step))
+            self._reader.seek(0)
+            self._reader.seek(end)
+            with self._note_broken_gzip():
+                while count := self._reader.readinto(view):
+                    end += count
+        return end
 
     def _note_broken_gzip(self) -> _BrokenGzip:
         return _BrokenGzip(self)

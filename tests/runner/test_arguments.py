@@ -43,8 +43,8 @@ def test_what_is_no_command_is_told(given, capsys):
     [
         (
             ["run", "--script", "train.py", "--config", "small.yaml"],
-            "symmem-check run: error: unrecognized arguments: --config small.yaml; the arguments of --script stand at the "
-            "end, after --",
+            "symmem-check run: error: unrecognized arguments: --config small.yaml; the arguments of --script stand at "
+            "the end, after --",
         ),
         (["run", "train.py"], "symmem-check run: error: unrecognized arguments: train.py"),
         (["classify", "--frmat", "json", "x.json"], "symmem-check classify: error: unrecognized arguments: --frmat"),

@@ -127,3 +127,26 @@ def test_random_traces_reach_every_rule():
     }
     assert any(row["calls"] > 1 for row in rows)
     assert any(row["step"] for row in rows)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_coalesced_calls_whose_durations_are_damaged(part, tmp_path):
+    """A call that ends before it begins counts where it ends before the window does."""
+    rng = random.Random(part)
+    path = tmp_path / "trace.json"
+    flipped = 0
+    for seed in range(part, 400, 4):
+        trace = Maker(seed).trace()
+        for row in trace["traceEvents"] if isinstance(trace, dict) else trace:
+            if (
+                isinstance(row, dict)
+                and row.get("name") == "record_param_comms"
+                and isinstance(row.get("dur"), float | int)
+                and rng.randrange(2)
+            ):
+                row["dur"] = -row["dur"]
+                flipped += 1
+        path.write_text(json.dumps(trace))
+        lines = differences(reference.classify(reference.read(path)), read_collectives(path))
+        assert [line for line in lines if ": calls: " in line] == [], seed
+    assert flipped > 100

@@ -9,6 +9,8 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -18,12 +20,12 @@ from typing import Any
 import pytest
 
 from runner.errors import UserError
-from runner.trace import halves, merge, pool, worker
+from runner.trace import halves, merge, pool, reader, worker
 from runner.trace.collectives import read_collectives
 from runner.trace.text import Window
 from tests import reference
 from tests.runner.trace.random_traces import Maker
-from tests.runner.trace.support import DATA, SameProcess, base
+from tests.runner.trace.support import DATA, PROJECT, SameProcess, base
 from tests.runner.trace.test_against_reference import LAYOUTS
 from tests.runner.trace.test_malformed import FILES
 
@@ -308,6 +310,55 @@ def test_a_process_that_fails_while_its_rows_are_taken_over(sent, end, tmp_path,
     assert told(path, block=4096, halves=True) == told(path)
     assert taken == {}
     assert multiprocessing.active_children() == []
+
+
+ENDLESS = """
+import os, sys, time
+from pathlib import Path
+from runner.trace import halves
+from runner.trace.store import Store
+add = Store.add
+def slow(self, batch):
+    os.write(1, b"%d\\n" % os.getpid())
+    time.sleep(0.3)
+    add(self, batch)
+Store.add = slow
+halves.read_events(Path(sys.argv[1]), block=4096, halves=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_reader_that_is_killed_leaves_none_that_reads_on(number, tmp_path):
+    command = [sys.executable, "-c", ENDLESS, str(as_plain(tmp_path))]
+    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        seen: set[bytes] = set()
+        while len(seen) < 2:
+            line = process.stdout.readline()
+            assert line
+            seen.add(line)
+        process.send_signal(number)
+        # The pipe ends when the last process that holds it is gone; half a file would take ten times as long.
+        began = time.monotonic()
+        process.communicate(timeout=60)
+    assert time.monotonic() - began < 5
+
+
+def test_another_file_under_the_same_name_is_not_mixed_in(tmp_path, monkeypatch, taken):
+    path = as_plain(tmp_path)
+    wanted = told(path, block=4096)
+    begin = halves.SecondHalf.begin
+
+    def replaced(self: halves.SecondHalf, cut: reader.Cut) -> None:
+        other = tmp_path / "other.json"
+        other.write_bytes(whole_step().replace(b'"dur": ', b'"dur": 1'))
+        other.replace(path)
+        begin(self, cut)
+
+    monkeypatch.setattr(halves.SecondHalf, "begin", replaced)
+    monkeypatch.setattr(worker, "Worker", SameProcess)
+    assert told(path, block=4096, halves=True) == wanted
+    assert taken == {}
 
 
 def test_an_error_leaves_no_process(tmp_path, forked, monkeypatch):

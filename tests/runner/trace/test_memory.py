@@ -8,6 +8,8 @@ import json
 import random
 import subprocess
 import sys
+import time
+import tracemalloc
 import weakref
 import zlib
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from runner.trace.collectives import read_collectives
 from runner.trace.merge import pieces
 from runner.trace.reader import TraceReader
 from runner.trace.store import Store
@@ -180,3 +183,56 @@ def test_nothing_that_is_read_needs_the_collector() -> None:
         assert len(gone) > 3 and [one() for one in gone] == [None] * len(gone)
     finally:
         gc.enable()
+
+
+def coalesced(calls: int, kernels: int, windows: int) -> dict[str, object]:
+    """Calls that launch nothing, then windows in one another with kernels that serve them all."""
+    rows: list[dict[str, object]] = []
+    at = {"ph": "X", "pid": 100, "tid": 100}
+    args = {"Collective name": "allreduce_coalesced", "Group size": 2, "dtype": "Float", "In msg nelems": 4}
+    for number in range(calls):
+        rows.append(at | {"cat": "cpu_op", "name": "record_param_comms", "ts": 10.0 * number, "dur": 5.0, "args": args})
+    begin = 10.0 * calls
+    for number in range(windows):
+        dur = 10.0 * (kernels + 2 * (windows - number))
+        rows.append(at | {"cat": "user_annotation", "name": "nccl:coalesced", "ts": begin + number, "dur": dur})
+    for number in range(kernels):
+        start = begin + windows + 10.0 * number
+        link = {"correlation": number + 1}
+        rows.append(at | {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": start, "dur": 1.0, "args": link})
+        name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+        rows.append(
+            {"ph": "X", "pid": 0, "tid": 7, "cat": "kernel", "name": name, "ts": start + 5, "dur": 1.0, "args": link}
+        )
+    return {"traceEvents": rows}
+
+
+@pytest.mark.parametrize(("calls", "kernels", "windows"), [(4000, 4000, 1), (4000, 400, 400)])
+def test_the_calls_of_many_coalesced_kernels_are_counted_once(calls, kernels, windows, tmp_path) -> None:
+    """The time grew with the product of calls and kernels: half a minute for either."""
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(coalesced(calls, kernels, windows)))
+    began = time.process_time()
+    found = read_collectives(path).collectives
+    assert time.process_time() - began < 8
+    assert len(found) == kernels
+    assert f"one of {kernels} kernels for {calls} coalesced calls" in found[0].why
+
+
+def test_launches_below_many_calls_are_held_once(tmp_path: Path) -> None:
+    """Not once for each call that they are below, where they are not in order."""
+    trace = base()
+    call = next(row for row in trace["traceEvents"] if row["name"] == "record_param_comms")
+    launch = next(row for row in trace["traceEvents"] if row["cat"] == "cuda_runtime")
+    number = 3000
+    rows = [call | {"ts": 1e6 + at, "dur": 1e6} for at in range(number)]
+    launches = [launch | {"ts": 1.5e6 + at, "args": {"correlation": 10_000 + at}} for at in range(number)]
+    launches[0], launches[1] = launches[1], launches[0]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(trace | {"traceEvents": [*trace["traceEvents"], *rows, *launches]}))
+    tracemalloc.start()
+    try:
+        assert len(read_collectives(path).collectives) == 2
+        assert tracemalloc.get_traced_memory()[1] < 20 * MIB  # 72 MB in 8-byte numbers, once for each call
+    finally:
+        tracemalloc.stop()
