@@ -145,8 +145,8 @@ class Source:
                 self._position += filled
                 return filled
             self._end = self._find_end()
-            self._reader.seek(0)
-            self._reader.seek(self._position)
+            if not (self._seek(0) and self._seek(self._position)):
+                self._end = self._position
         filled = self._fill(view[: self._end - self._position])
         self._position += filled
         return filled
@@ -173,8 +173,8 @@ class Source:
         end = self._position
         for step in _LAST_STEPS:
             view = memoryview(bytearray(step))
-            self._reader.seek(0)
-            self._reader.seek(end)
+            if not (self._seek(0) and self._seek(end)):
+                break  # data that is damaged inside may fail where it did not before
             with self._note_broken_gzip():
                 while count := self._reader.readinto(view):
                     end += count

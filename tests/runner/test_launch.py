@@ -395,19 +395,3 @@ def test_a_python_that_cannot_answer_says_why(tmp_path: Path, lines: list[str], 
 def test_a_python_that_is_not_there_is_the_callers_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="can't be run"):
         describe_python(str(tmp_path / "no-python"))
-
-
-@pytest.mark.slow
-def test_the_workload_that_the_readme_shows(project: Path, tmp_path: Path) -> None:
-    shown = (project / "README.md").read_text().partition("# probes/ones.py")[2].partition("```")[0]
-    (tmp_path / "probes").mkdir()
-    (tmp_path / "probes" / "ones.py").write_text("#" + shown)
-    case = Case(
-        id="ones",
-        folder="cases/ones",
-        workload="probes/ones.py:ones",
-        axes={"pool": "none", "size": 2**20},
-        deadline=60.0,
-    )
-    run = Run(tmp_path / "run", cpu_plan(case, root=tmp_path))
-    assert (run.outcomes("ones"), run.messages("ones")) == (["ok", "ok"], [None, None])

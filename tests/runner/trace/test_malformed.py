@@ -357,8 +357,9 @@ def test_gzip_in_members_and_with_garbage_behind_it(tmp_path):
     file = read(tmp_path, members)
     assert (told(file), file.salvaged) == (BOTH, None)
     assert told(read(tmp_path, members + b"\0" * 1000)) == BOTH
-    with pytest.raises(UserError, match="the compressed data is broken"):
-        read(tmp_path, members + b"garbage" * 100)
+    file = read(tmp_path, members + b"garbage" * 100)
+    assert told(file) == [UNKNOWN_GATHER, SCATTER]  # the whole of it may be damaged
+    assert "the compressed data is broken" in str(file.salvaged)
 
 
 def test_gzip_too_often(tmp_path):
