@@ -16,7 +16,7 @@ TORCH_PYTHON ?= $(PYTHON)
 VENV ?= .venv
 TEST_TORCH ?= torch==2.13.0
 # More workers than cores: half the time of the slow tests goes into waiting.
-PYTEST_ARGS ?= -n 4 --dist loadfile --no-loadscope-reorder
+PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder
 FUZZ_ARGS ?= --examples 100000
 # What may stand beside Apache-2.0: nothing that asks for more than naming it. certifi's list is under MPL 2.0, unchanged.
 LICENCES := MIT;BSD;Apache;PSF-2.0;Python Software Foundation License;Mozilla Public License 2.0

@@ -36,7 +36,10 @@ def plain_terminal() -> Iterator[None]:
 
 def pytest_configure() -> None:
     """Let programs that are started here be interrupted, even where this one was started to ignore that (nohup, &)."""
-    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, lambda *_: None)):
+    handlers = {
+        signal.SIGINT: signal.default_int_handler, signal.SIGHUP: lambda *_: None, signal.SIGQUIT: lambda *_: None,
+    }  # fmt: skip
+    for number, handler in handlers.items():
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
 

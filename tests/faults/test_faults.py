@@ -160,8 +160,15 @@ def test_a_truncated_trace_costs_its_case_alone(tmp_path: Path, kept: float) -> 
     cut = after.pop("all_reduce/static")
     before.pop("all_reduce/static")
     assert after == before
-    assert {phase.outcome for phase in cut.phases} <= {"unmeasured", "error"}
-    assert "rank1.trace.json.gz" in told(cut)
+    outcomes = {phase.phase: phase.outcome for phase in cut.phases}
+    if kept > 0 and kept < 1:
+        # What is read of it is told from what is lost: a node of backward proves itself, its absence proves nothing.
+        assert outcomes["forward"] == "unmeasured"
+        assert outcomes["backward"] == ("pass" if kept > 0.9 else "unmeasured")
+        assert "the trace of rank 1 was salvaged" in told(cut)
+    else:
+        assert set(outcomes.values()) <= {"unmeasured", "error"}
+        assert "rank1.trace.json.gz" in told(cut)
 
 
 def told(case: CaseResult) -> str:

@@ -83,6 +83,8 @@ def warm(action: Path, folder: Path) -> Path:
     )
     script = folder / "give.sh"
     script.write_text(
+        # act loses what a step says in its last moments: it does not wait for it.
+        "trap 'sleep 0.3' EXIT\n"
         'if [ -n "$RUNNER_TEMP" ] && [ ! -e "$RUNNER_TEMP/symmem-check" ]; then\n'
         f'  mkdir -p "$RUNNER_TEMP/symmem-check" && ln -s {shlex.quote(str(folder))}/symmem-check/packages-* '
         '"$RUNNER_TEMP/symmem-check/"\nfi\n',
