@@ -234,19 +234,7 @@ def _refuse_contradictions(inputs: Inputs, has_token: bool) -> None:
         if names:
             raise UserError(f"{' and '.join(names)} can't go with mode: report, which runs and judges nothing")
         return
-    every = {
-        "suite",
-        "only",
-        "script",
-        "script-args",
-        "ranks",
-        "ranks-per-gpu",
-        "python",
-        "nccl",
-        "launcher",
-        "witness",
-    }
-    for main, others in (("traces", every), ("script", {"suite", "only", "traces", "launcher"})):
+    for main, others in (("traces", {*names} - {"traces"}), ("script", {"suite", "only", "traces", "launcher"})):
         extra = [name for name in names if name in others]
         if main in names and extra:
             raise UserError(f"{' and '.join(extra)} can't go with {main}; leave one of them out")

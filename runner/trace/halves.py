@@ -3,7 +3,8 @@
 The other process begins at a comma in the middle that looks like one between two events. Whether it is one, only
 the reading up to there tells: the first part ends there, or it doesn't. So the other's work is taken over where that
 is proven, and only if it is what the first process would have done itself: the text is undamaged, and no frame that
-matters is open at the cut. In every other case, and where the other process dies, the first one reads on alone.
+matters is open at the cut. In every other case, and where the other process dies, the first one reads on alone; where
+it dies while its rows are taken over, the file is read once more, alone.
 """
 
 from __future__ import annotations

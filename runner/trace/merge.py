@@ -69,11 +69,11 @@ def pieces(store: Store) -> Iterator[Store]:
                 piece, rows = Store(), 0
     yield piece
     for name in ("calls", "collective_kernels", "other_kernels", "copies"):
-        rows = getattr(store, name)
+        columns = getattr(store, name)
         setattr(store, name, None)
-        for begin in range(0, len(rows), _AT_ONCE):
+        for begin in range(0, len(columns), _AT_ONCE):
             piece = Store()
-            setattr(piece, name, _part(rows, begin, begin + _AT_ONCE))
+            setattr(piece, name, _part(columns, begin, begin + _AT_ONCE))
             yield piece
 
 

@@ -23,36 +23,14 @@ STEPS = [("-printf", 1), ("squeue", 1), ("mkdir", 1), ("sbatch", 1), ("squeue", 
 WAYS = ["killed-before", "killed-after", "down-before", "down-after"]
 # The command line itself, with a shell that breaks at one call.
 STARTER = """
-import os, signal, sys
+import sys
 from runner.cli import main
-from runner.machines.model import MachineError
 from runner.machines.remote import LocalShell
+from tests.machines.breaking import Breaking
 
-part, count, way = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-run, seen, down = LocalShell.run, 0, False
-
-def breaks():
-    global down
-    if way.startswith("killed"):
-        os.kill(os.getpid(), signal.SIGKILL)
-    down = True
-    raise MachineError("the network is down")
-
-def faulty(self, arguments, **more):
-    global seen
-    if down:
-        raise MachineError("the network is down")
-    seen += any(part in one for one in arguments)
-    here = seen == count and any(part in one for one in arguments)
-    if here and way.endswith("before"):
-        breaks()
-    said = run(self, arguments, **more)
-    if here:
-        breaks()
-    return said
-
-LocalShell.run = faulty
-sys.exit(main(["machine", "start", "--machine", sys.argv[4]]))
+part, count, way, machine = sys.argv[1:]
+Breaking(LocalShell, way, int(count), lambda arguments: any(part in one for one in arguments))
+sys.exit(main(["machine", "start", "--machine", machine]))
 """
 
 

@@ -29,38 +29,16 @@ CALLS = 4
 """What a start asks of a host that is free: who has it, whether it is free, to start, and whether twice."""
 # The command line itself, with a connection that breaks at one call; it tells how many there were.
 STARTER = """
-import os, signal, sys
+import sys
 from runner.cli import main
 from runner.machines import lifecycle
-from runner.machines.model import MachineError
 from runner.machines.remote import SshShell
+from tests.machines.breaking import Breaking
 
-at, way = int(sys.argv[1]), sys.argv[2]
-run, seen, down = SshShell.run, 0, False
 lifecycle.POLL_SECONDS = 0.3
-
-def breaks():
-    global down
-    if way.startswith("killed"):
-        os.kill(os.getpid(), signal.SIGKILL)
-    down = True
-    raise MachineError("the network is down")
-
-def faulty(self, arguments, **more):
-    global seen
-    if down:
-        raise MachineError("the network is down")
-    seen += 1
-    if seen == at and way.endswith("before"):
-        breaks()
-    said = run(self, arguments, **more)
-    if seen == at:
-        breaks()
-    return said
-
-SshShell.run = faulty
+breaking = Breaking(SshShell, sys.argv[2], int(sys.argv[1]))
 status = main(["machine", "start", "--machine", sys.argv[3]])
-print(seen)
+print(breaking.seen)
 sys.exit(status)
 """
 
